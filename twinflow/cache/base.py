@@ -1,0 +1,181 @@
+"""The contract of the hybrid cache, as the engine uses it.
+
+Flow of one sequence: `match` → `reserve` → (`advance` per step, `commit` when a step's writes are done) → `release`.
+Everything runs on the engine loop's thread; nothing here blocks, nothing here is asyncio.
+
+Ownership: blocks and slots belong to exactly one of free, cached (in the tree, no reference), held (referenced, or
+released but still touched by a launched step), doomed (released while I/O may still write to it). Per pool
+`free + cached + held + doomed == total` after every call.
+
+Steps: the engine numbers the forward passes it launches. `begin_step()` returns the number; `end_step(n)` says that the event
+behind step n has fired. Memory released while step n was the last one launched becomes free (or evictable) only at
+`end_step(n)`; without a launched, unfinished step it is free at once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NewType, Protocol
+
+from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.hashing import TokenChain
+from twinflow.contracts.hits import GroupHit
+from twinflow.contracts.tags import StateTag
+
+BlockId = NewType("BlockId", int)
+SlotId = NewType("SlotId", int)
+
+
+class Copier(Protocol):
+    """Executes copies inside the arena, in stream order of the compute stream. `Arena` is the real one."""
+
+    def copy_slot(self, source: int, target: int) -> None: ...
+
+    def copy_block(self, source: int, target: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the cache holds of a prompt right now; stale as soon as anything else happens, `reserve` looks again.
+
+    `attention_tokens` may end inside a block (a partial block, or the common prefix with one) and may equal the prompt's
+    length. `usable_tokens` is at most the prompt's length - 1.
+    """
+
+    hits: tuple[GroupHit, ...]
+    attention_tokens: int
+    checkpoints: tuple[int, ...]
+    usable_tokens: int
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one request holds. Mutated only by the cache's verbs; the engine reads it.
+
+    `blocks[i]` covers tokens [i*block_tokens, (i+1)*block_tokens) of `chain`. `written_tokens`: KV of [0, written_tokens)
+    is valid in `blocks` (hit, received or computed). `position`: the slot's cursor, the tokens fed into the state; it is
+    what the state in `slot` stands after. `resumed_tokens`: the position at which `reserve` restored the state.
+    """
+
+    chain: TokenChain
+    blocks: list[BlockId] = field(default_factory=list)
+    slot: SlotId | None = None
+    written_tokens: int = 0
+    position: int = 0
+    resumed_tokens: int = 0
+    hit_attention_tokens: int = 0
+    hit_checkpoints: tuple[int, ...] = ()
+    published_blocks: int = 0  # full blocks of this holding offered to the tree so far
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Of one pool, in units (blocks or slots). `pinned_by_io` overlaps with held and doomed."""
+
+    total: int
+    free: int
+    cached: int
+    held: int
+    doomed: int
+    pinned_by_io: int
+
+
+class Cache(Protocol):
+    def match(self, chain: TokenChain) -> Match:
+        """Per-group hits of `chain`'s tokens. Changes nothing (not even recency)."""
+        ...
+
+    def reserve(self, chain: TokenChain, total_tokens: int) -> Holding | None:
+        """Everything a request of `total_tokens` (prompt + what it may generate) needs to run here, all groups or none.
+
+        References the matched attention blocks, copies a matched partial block (or takes it over when `exclusive`), takes
+        new blocks for the rest and one slot, and restores the deepest usable checkpoint into that slot (copied, or taken
+        over when `exclusive` and nothing is lost by it). The holding then has position = resumed_tokens =
+        usable tokens and written_tokens = attention reach >= position. Evicts unreferenced entries as needed, never
+        those just matched. None = not now (nothing has changed); raises TooLong, with the numbers, if it can never fit.
+        """
+        ...
+
+    def hold_prefix(self, chain: TokenChain) -> Holding:
+        """References on the matched *full* attention blocks alone (for a hand-off); always succeeds, maybe with none."""
+        ...
+
+    def complete(self, holding: Holding, total_tokens: int) -> bool:
+        """Turns a `hold_prefix` holding into one of `total_tokens` with a slot: all or nothing, False = not now.
+
+        Raises TooLong if it can never fit. The slot's content is undefined until `adopt`.
+        """
+        ...
+
+    def adopt(self, holding: Holding, tag: StateTag) -> None:
+        """Received bytes are confirmed: KV [0, tag.position) and the state in the slot are valid. Sets the cursor.
+
+        Raises ValueError unless `tag` equals (chain.prefix_hash(position), position, own fingerprint).
+        """
+        ...
+
+    def advance(self, holding: Holding, tokens: int) -> None:
+        """The launched step feeds `tokens` more tokens (already in `chain`): moves the cursor and `written_tokens`.
+
+        Raises ValueError beyond the chain's end or the reserved blocks.
+        """
+        ...
+
+    def commit(self, holding: Holding) -> None:
+        """The writes behind the current cursor are done: publishes the full blocks below it. Never fails, never blocks.
+
+        Where the tree already has such a block, the tree's stays and the holding's remains private.
+        """
+        ...
+
+    def checkpoint(self, holding: Holding) -> bool:
+        """Copies the running state at the cursor (its writes are done or ordered before the copy) into a slot of its own and publishes it.
+
+        Best effort: False when no slot is free or evictable, or the tree already has that checkpoint.
+        """
+        ...
+
+    def release(self, holding: Holding, *, donate: bool) -> None:
+        """Gives everything back; idempotent. `donate`: the running slot becomes the checkpoint at the cursor and the partial
+        tail block is published with its valid tokens, without a copy (call only when the cursor's writes are verified,
+        i.e. nothing is in flight beyond it). Units pinned by I/O become doomed until `unpin_io`.
+        """
+        ...
+
+    def pin_io(self, blocks: Iterable[BlockId], slots: Iterable[SlotId]) -> None:
+        """These units are destinations (or sources) of posted I/O; counted, one unpin per pin."""
+        ...
+
+    def unpin_io(self, blocks: Iterable[BlockId], slots: Iterable[SlotId]) -> None:
+        """That I/O reached a terminal state; doomed units without pins become free."""
+        ...
+
+    def begin_step(self) -> int: ...
+
+    def end_step(self, step: int) -> None:
+        """Steps up to and including `step` are done."""
+        ...
+
+    def flush(self) -> int:
+        """Drops every unreferenced cached entry; returns how many units were freed."""
+        ...
+
+    def drain_events(self) -> Sequence[CacheEvent]:
+        """Events since the last call, in order, sequence without gaps."""
+        ...
+
+    def snapshot(self) -> tuple[int, Sequence[CacheEvent]]:
+        """(last sequence number, one *Stored event per published block boundary and checkpoint): a router's resync."""
+        ...
+
+    def counts(self) -> dict[str, PoolCounts]:
+        """By group name."""
+        ...
+
+    def max_request_tokens(self) -> int:
+        """The largest `total_tokens` that `reserve` can ever satisfy."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Full walk: accounting, reference counts, tree shape, addresses. Raises AssertionError naming what is wrong."""
+        ...

@@ -1,0 +1,1 @@
+"""Contracts: what crosses every boundary inside Twinflow. Pure dataclasses and functions; no torch, no I/O."""

@@ -1,0 +1,22 @@
+"""Sequenced cache events: hints for the router's view, never a matter of correctness."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class EventKind(Enum):
+    BLOCK_STORED = "block_stored"
+    BLOCK_REMOVED = "block_removed"
+    CHECKPOINT_STORED = "checkpoint_stored"
+    CHECKPOINT_REMOVED = "checkpoint_removed"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvent:
+    """`prefix_hash` and `position` name the block boundary (blocks) or the checkpoint; `sequence` has no gaps per worker
+    incarnation and starts at 1."""
+
+    sequence: int
+    kind: EventKind
+    prefix_hash: bytes
+    position: int

@@ -1,0 +1,44 @@
+"""Who serves: the record that a worker registers and the router schedules by."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Role(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"  # aggregated: prefills and decodes in one worker
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A worker's load, as of its last step report."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_prefill_tokens: int = 0
+    free_blocks: int = 0  # free + cached-and-evictable
+    total_blocks: int = 0
+    free_slots: int = 0
+    total_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """`incarnation` is new at each start; leases, agents and descriptors are keyed by (id, incarnation, generation)."""
+
+    id: str
+    incarnation: str
+    role: Role
+    addresses: tuple[str, ...]  # host:port of the gRPC service, one per rank
+    model: str  # served model name
+    fingerprint: str
+    max_model_tokens: int  # model's context limit
+    max_request_tokens: int  # what the cache of this worker can hold for one request
+    block_tokens: int
+    draining: bool = False
+    load: Load = field(default_factory=Load)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.id, self.incarnation)

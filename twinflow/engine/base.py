@@ -1,0 +1,313 @@
+"""What the front process and the engine process say to each other: frozen dataclasses, one inbox, one report per step.
+
+A worker's front (gRPC, sessions, asyncio) sends `Command`s; the engine's loop answers with `Report`s. Life of a request:
+
+    LOCAL    Submit(LOCAL) ─────────────────────────────▶ tokens … done
+    decode   Submit(CLAIM) ─▶ Matched ─▶ RunLocal ───────▶ tokens … done
+                                     └─▶ PullFrom(peer) ─▶ Announced* FirstToken Prefilled ─▶ PullDone ─▶ Confirm ─▶ tokens … done
+    prefill  Submit(OFFER) ─▶ Offered* (blocks) · first token · Prefilled (slot, tag) … EndLease
+
+Nothing received over a transfer is used before `Confirm`. Every request ends in exactly one `Done`, also after errors.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from twinflow.cache.base import PoolCounts
+from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.hits import GroupHit
+from twinflow.contracts.requests import GenerateRequest, RequestStats, Sample
+from twinflow.contracts.tags import StateTag
+from twinflow.contracts.workers import Load, Role
+from twinflow.transfer.base import PeerArena, PeerKey
+
+
+class Mode(Enum):
+    LOCAL = "local"  # compute everything here
+    CLAIM = "claim"  # match, hold the hit, report, then wait for RunLocal or PullFrom
+    OFFER = "offer"  # compute the prompt for a decode worker, keep it leased until EndLease
+
+
+# ---- commands: front → engine ----
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request id that is already running is ignored (submission is idempotent per id)."""
+
+    request: GenerateRequest
+    mode: Mode
+    have_tokens: int = 0  # OFFER: the decode side holds attention KV of these (whole blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLocal:
+    """Answer to `Matched`: prefill the rest here."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PullFrom:
+    """Answer to `Matched`: a hand-off is open at `peer`."""
+
+    id: str
+    peer: PeerArena
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksAnnounced:
+    """`blocks[i]` on the peer holds block number `first_index + i` of the prompt; its writes are done."""
+
+    id: str
+    first_index: int
+    blocks: tuple[int, ...]
+    checksums: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenArrived:
+    """Sampled by the prefill side, already forwarded to the router by the front."""
+
+    id: str
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFinished:
+    """The last blocks and the slot with the state after all prompt tokens."""
+
+    id: str
+    first_index: int
+    blocks: tuple[int, ...]
+    checksums: tuple[int, ...]
+    slot: int
+    slot_checksum: int
+    tag: StateTag
+    stats: RequestStats = field(default_factory=RequestStats)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """`Confirmed` arrived on a live session: what was pulled may be used."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffFailed:
+    """The session died, the peer refused or failed: the request ends with this error."""
+
+    id: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """No session to this peer any more; its agent may be forgotten."""
+
+    key: PeerKey
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ends a request wherever it is; unknown ids are ignored. Its work so far is donated to the cache where valid."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """OFFER only: the lease has ended at the front's table (confirmed, released, session over); give the memory back."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Drops unreferenced cache entries."""
+
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Asks for `Inspected` (with the full integrity walk)."""
+
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """Asks for `CacheSnapshot`."""
+
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    pass
+
+
+Command = (
+    Submit
+    | RunLocal
+    | PullFrom
+    | BlocksAnnounced
+    | FirstTokenArrived
+    | PrefillFinished
+    | Confirm
+    | HandoffFailed
+    | PeerGone
+    | Cancel
+    | EndLease
+    | Flush
+    | Inspect
+    | Resync
+    | Shutdown
+)
+
+
+# ---- notices: engine → front, carried in a Report ----
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Own match of a CLAIM request. `hold_tokens` = attention KV now referenced (whole blocks)."""
+
+    id: str
+    hits: tuple[GroupHit, ...]
+    usable_tokens: int
+    hold_tokens: int
+    prompt_tokens: int  # prompt + forced
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """New tokens of one request (OFFER: the first token only)."""
+
+    id: str
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """OFFER: full blocks, written, that the decode side may read now."""
+
+    id: str
+    first_index: int
+    blocks: tuple[int, ...]
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """OFFER: everything is computed; rest of the blocks, the slot and its tag."""
+
+    id: str
+    first_index: int
+    blocks: tuple[int, ...]
+    checksums: tuple[int, ...]
+    slot: int
+    slot_checksum: int
+    tag: StateTag
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class PullDone:
+    """All reads of this request are DONE; the front now says `Pulled` with these remote names."""
+
+    id: str
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The request is over: finished (error None) or failed. OFFER: only on failure or after EndLease/Cancel."""
+
+    id: str
+    stats: RequestStats
+    error_reason: str = ""
+    error_message: str = ""
+    error_param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    token: int
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """`problem` is empty when `check_integrity()` passed."""
+
+    token: int
+    counts: dict[str, PoolCounts]
+    running: tuple[str, ...]
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSnapshot:
+    token: int
+    sequence: int
+    events: tuple[CacheEvent, ...]
+
+
+Notice = Matched | Generated | Offered | Prefilled | PullDone | Done | Flushed | Inspected | CacheSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """At most one per loop turn."""
+
+    notices: tuple[Notice, ...]
+    events: tuple[CacheEvent, ...]
+    load: Load
+    counts: dict[str, PoolCounts]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine's first message: loaded and warm (or `error`)."""
+
+    error: str = ""
+    model_id: str = ""
+    fingerprint: str = ""
+    layout: str = ""
+    max_model_tokens: int = 0
+    max_request_tokens: int = 0
+    block_tokens: int = 0
+    vocab_size: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    arena: PeerArena | None = None  # worker_id and incarnation as given in EngineConfig
+    weights_bytes: int = 0
+    arena_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of the engine process. Bytes, tokens and seconds as the names say."""
+
+    model: str  # folder or hub id
+    worker_id: str
+    incarnation: str
+    role: Role
+    dtype: str = "auto"
+    state_dtype: str = "float32"
+    device: str = "cpu"
+    cache_bytes: int = 256 << 20
+    max_running: int = 16  # requests with a slot of their own
+    checkpoint_slots: int = 16  # further slots, for checkpoints
+    block_tokens: int = 64
+    step_tokens: int = 2048  # token budget of one mixed step
+    chunk_tokens: int = 512  # largest prefill chunk of one sequence in a step
+    reserve_wait_s: float = 30.0  # how long a request may wait for memory
+    transport: str = "nixl"  # "nixl" | "loopback" | "none"
+    verify: str = "none"  # "none" | "checksum"
+    threads: int = 1  # torch intra-op threads on CPU
+    seed: int = 0

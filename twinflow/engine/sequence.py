@@ -1,0 +1,74 @@
+"""One request inside the engine: what it has, where it stands, and what ends it."""
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from twinflow.cache.base import Holding
+from twinflow.contracts.hashing import TokenChain
+from twinflow.contracts.requests import FinishReason, GenerateRequest
+from twinflow.engine.base import Mode
+from twinflow.engine.sampling import ending_ids
+from twinflow.transfer.base import PeerArena
+from twinflow.transfer.intake import Intake
+
+
+class Phase(Enum):
+    MATCHED = "matched"  # CLAIM: holds its attention hit, waits for the front's decision
+    WAITING = "waiting"  # in the queue for memory
+    PULLING = "pulling"  # has memory; bytes are arriving, nothing of them is used
+    RUNNING = "running"  # in the step loop
+    LEASED = "leased"  # OFFER: computed, kept for the reader
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Owned by the engine's loop. `chain` = prompt, forced and generated tokens; the last generated one is not fed yet.
+
+    `waiting_since_s` is a monotonic time. `announced_blocks` counts prompt blocks offered to the reader.
+    """
+
+    request: GenerateRequest
+    mode: Mode
+    chain: TokenChain
+    phase: Phase
+    holding: Holding | None = None
+    generated: list[int] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
+    waiting_since_s: float = field(default_factory=time.monotonic)
+    have_tokens: int = 0
+    announced_blocks: int = 0
+    peer: PeerArena | None = None
+    intake: Intake | None = None
+    row: int | None = None  # of the persistent block tables
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def start_tokens(self) -> int:
+        """Tokens to feed before the first new one is sampled: prompt + forced."""
+        return self.request.prompt_tokens + len(self.request.forced) // 4
+
+    @property
+    def total_tokens(self) -> int:
+        """What memory is reserved for; a prefill worker's part ends with the prompt."""
+        if self.mode is Mode.OFFER:
+            return self.start_tokens
+        return max(self.request.max_total_tokens, self.start_tokens)
+
+    @property
+    def cut(self) -> int | None:
+        """Largest block boundary below the prompt's last token: its state is kept for the next request."""
+        at = (self.start_tokens - 1) // self.chain.block_tokens * self.chain.block_tokens
+        return at or None
+
+    def finish_of(self, token_id: int) -> FinishReason | None:
+        """Whether `token_id`, just appended to `generated`, is the last one."""
+        params = self.request.sampling
+        if len(self.generated) >= params.min_tokens and token_id in ending_ids(params):
+            return FinishReason.STOP
+        if len(self.generated) >= params.max_tokens:
+            return FinishReason.LENGTH
+        return None

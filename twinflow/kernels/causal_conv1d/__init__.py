@@ -1,0 +1,1 @@
+"""Causal depthwise convolution over packed sequences, its last inputs kept by row index."""

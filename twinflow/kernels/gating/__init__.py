@@ -1,0 +1,1 @@
+"""Elementwise gates: sigmoid output gate of attention, SwiGLU of an MLP."""

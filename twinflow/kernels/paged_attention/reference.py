@@ -1,0 +1,118 @@
+"""Causal grouped-query attention over a paged KV cache, in plain torch, fp32 inside.
+
+Only the first `context_lens` keys of a sequence exist. What lies beyond in its last block may be uninitialised memory,
+so it is neither scored nor read as a value: NaN there never reaches an output.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from twinflow.kernels.varlen import Span, single_indices, split_batch
+
+
+def write_kv(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_slots: torch.Tensor
+) -> None:
+    """Stores keys and values of new tokens into their blocks, in place.
+
+    k, v (T, Hkv, D); caches (blocks, Hkv, block_tokens, D), any strides; kv_slots (T,) int64: block * block_tokens +
+    offset, distinct, -1 = not written. Synchronises with the host on CUDA (a boolean selection).
+    """
+    keep = kv_slots >= 0
+    if not bool(keep.all()):
+        kv_slots, k, v = kv_slots[keep], k[keep], v[keep]
+    block_tokens = k_cache.shape[2]
+    block, offset = kv_slots // block_tokens, kv_slots % block_tokens
+    k_cache[block, :, offset] = k.to(k_cache.dtype)
+    v_cache[block, :, offset] = v.to(v_cache.dtype)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    seq_lens: tuple[int, ...],
+    scale: float,
+) -> torch.Tensor:
+    """Attends each query to the keys of its sequence up to and including itself; keys must be written before.
+
+    q (T, H, D), query head h reads kv head h // (H / Hkv); caches (blocks, Hkv, block_tokens, D); block_tables
+    (B, max_blocks) int32, -1 = no block; context_lens (B,) int32, readable tokens including this batch's, 0 for padding
+    rows; seq_lens: queries per sequence, the last of which sits at position context_len - 1. Rows without readable keys
+    give 0. Reads context_lens back to the host. Returns (T, H, D) in q.dtype.
+    """
+    split = split_batch(seq_lens)
+    contexts = context_lens.tolist()
+    out = torch.zeros_like(q)
+    if split.single:
+        seqs, at = single_indices(split, q.device)
+        longest = max(contexts[s.seq] for s in split.single)
+        lens = context_lens[seqs]
+        out[at] = _one_query(q[at], k_cache, v_cache, block_tables[seqs], lens, longest, scale).to(q.dtype)
+    for span in split.longer:
+        if contexts[span.seq] == 0:
+            continue
+        piece = q[span.start : span.end]
+        out[span.start : span.end] = _many_queries(
+            piece, k_cache, v_cache, block_tables[span.seq], span, contexts[span.seq], scale
+        )
+    return out
+
+
+def _one_query(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    longest: int,
+    scale: float,
+) -> torch.Tensor:
+    """Decode: n sequences with one query each, padded to the longest context. q (n, H, D); returns it in fp32."""
+    n, heads, dim = q.shape
+    kv_heads, block_tokens = k_cache.shape[1], k_cache.shape[2]
+    tables = tables[:, : max(1, -(-longest // block_tokens))]
+    keys, values = (_gather(cache, tables) for cache in (k_cache, v_cache))  # (n, Hkv, S, D)
+    span = keys.shape[2]
+    missing = (tables < 0).repeat_interleave(block_tokens, 1)
+    hidden = (torch.arange(span, device=q.device) >= context_lens[:, None]) | missing  # (n, S)
+    values = values.masked_fill_(hidden[:, None, :, None], 0.0)
+    grouped = q.float().view(n, kv_heads, heads // kv_heads, dim) * scale
+    scores = grouped @ keys.transpose(2, 3)
+    scores = scores.masked_fill_(hidden[:, None, None], torch.finfo(torch.float32).min)
+    return (scores.softmax(-1) @ values).view(n, heads, dim)
+
+
+def _many_queries(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    table: torch.Tensor,
+    span: Span,
+    context: int,
+    scale: float,
+) -> torch.Tensor:
+    """Prefill chunk of one sequence at the end of `context` tokens. q (n, H, D); returns it in q.dtype."""
+    block_tokens = k_cache.shape[2]
+    table = table[None, : -(-context // block_tokens)]
+    keys, values = (_gather(cache, table)[:, :, :context] for cache in (k_cache, v_cache))
+    queries = q.float().transpose(0, 1)[None]  # (1, H, n, D)
+    causal = span.tokens == context
+    mask = None
+    if not causal:
+        positions = torch.arange(context - span.tokens, context, device=q.device)
+        mask = torch.arange(context, device=q.device) <= positions[:, None]
+    out = F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
+    )
+    return out[0].transpose(0, 1).to(q.dtype)
+
+
+def _gather(cache: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    """(n, m) block numbers -> (n, Hkv, m * block_tokens, D) fp32; block -1 reads block 0 and must be masked."""
+    n, m = tables.shape
+    picked = cache.index_select(0, tables.reshape(-1).clamp(min=0).long())  # (n*m, Hkv, block_tokens, D)
+    picked = picked.view(n, m, *picked.shape[1:]).transpose(1, 2).float()
+    return picked.reshape(n, picked.shape[1], -1, picked.shape[-1])

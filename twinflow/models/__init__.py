@@ -1,0 +1,1 @@
+"""Models: one description per family over shared layers, loaded from Hugging Face checkpoints."""

@@ -1,0 +1,15 @@
+"""Model families; `supported_families` is the one list of what can be loaded."""
+
+from twinflow.models.families.base import Family
+from twinflow.models.families.qwen import QwenFamily
+from twinflow.models.families.qwen_weights import interleaved_delta, separate_delta
+
+
+def supported_families() -> dict[str, Family]:
+    """Architecture name, as in config.json's `architectures`, to its family."""
+    qwen35 = QwenFamily(separate_delta)
+    return {
+        "Qwen3_5ForCausalLM": qwen35,
+        "Qwen3_5ForConditionalGeneration": qwen35,
+        "Qwen3NextForCausalLM": QwenFamily(interleaved_delta),
+    }

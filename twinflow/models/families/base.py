@@ -1,0 +1,42 @@
+"""What a family is: a pair of functions from a config to a cache layout and to a model."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from twinflow.contracts.groups import CacheLayout
+from twinflow.kernels.base import KernelSet
+from twinflow.models.base import HybridModel
+from twinflow.models.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutOptions:
+    """What the operator chooses about the cache. dtypes are names; `dtype` is the model's, for K, V and conv."""
+
+    dtype: str
+    state_dtype: str
+    block_tokens: int
+
+
+class Family(Protocol):
+    """One architecture. Implementations are stateless; both methods refuse what they don't support by name."""
+
+    def facts(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Everything of the config that changes the model's results, as plain JSON values; part of its identity."""
+        ...
+
+    def layout(self, config: dict[str, Any], options: LayoutOptions, model_id: str) -> CacheLayout:
+        """The cache layout, from the config alone. Raises ModelError or Unsupported."""
+        ...
+
+    def build(
+        self,
+        config: dict[str, Any],
+        weights: Weights,
+        layout: CacheLayout,
+        eos_token_ids: tuple[int, ...],
+        kernels: KernelSet,
+        device: str,
+    ) -> HybridModel:
+        """Takes the weights and assembles the model. Raises ModelError or Unsupported."""
+        ...

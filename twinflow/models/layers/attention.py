@@ -1,0 +1,50 @@
+"""Grouped-query attention over the paged cache, with optional q/k norms, rotary embedding and output gate."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from twinflow.kernels.base import KernelSet
+from twinflow.models.step import Norm, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One attention layer. `qkv` rows are [q (heads * head_dim) | gate (the same, if `gated`) | k | v (kv_heads *
+    head_dim each)]; `out` (hidden, heads * head_dim). Rotary embedding is applied when the step carries angles."""
+
+    kernels: KernelSet
+    index: int  # among the layers of the attention group
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    gated: bool
+    qkv: torch.Tensor
+    out: torch.Tensor
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        ops, batch, tokens = self.kernels, step.batch, x.shape[0]
+        width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        parts = F.linear(x, self.qkv).split([width, width * self.gated, kv_width, kv_width], dim=-1)
+        q = parts[0].view(tokens, self.heads, self.head_dim)
+        k = parts[2].view(tokens, self.kv_heads, self.head_dim)
+        v = parts[3].view(tokens, self.kv_heads, self.head_dim)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        if step.cos is not None:
+            q, k = ops.apply_rotary(q, step.cos, step.sin), ops.apply_rotary(k, step.cos, step.sin)
+        k_cache = step.views("attention", "k", self.index)
+        v_cache = step.views("attention", "v", self.index)
+        ops.write_kv(k, v, k_cache, v_cache, batch.kv_slots)
+        y = ops.paged_attention(
+            q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.seq_lens, self.scale
+        ).view(tokens, width)
+        if self.gated:
+            y = ops.sigmoid_gate(y, parts[1])
+        return F.linear(y, self.out)

@@ -1,0 +1,55 @@
+"""Gated DeltaNet: convolution, gated delta rule, gated norm; its state lives in the sequence's slot."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from twinflow.kernels.base import KernelSet
+from twinflow.models.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """One Gated DeltaNet layer. `in_proj` rows are [q (Hk * K) | k (Hk * K) | v (Hv * V) | z (Hv * V) | b (Hv) |
+    a (Hv)], heads in order, nothing interleaved; `conv` (2 * Hk * K + Hv * V, W) runs over q|k|v."""
+
+    kernels: KernelSet
+    index: int  # among the layers of the state group
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    eps: float
+    in_proj: torch.Tensor
+    conv: torch.Tensor
+    a_log: torch.Tensor  # (Hv,) fp32
+    dt_bias: torch.Tensor  # (Hv,) fp32
+    norm: torch.Tensor  # (V,)
+    out: torch.Tensor  # (hidden, Hv * V)
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        ops, batch, tokens = self.kernels, step.batch, x.shape[0]
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        mixed, z, b, a = F.linear(x, self.in_proj).split(
+            [2 * keys + values, values, self.value_heads, self.value_heads], dim=-1
+        )
+        conv_state = step.views("state", "conv", self.index)
+        mixed = ops.causal_conv1d(
+            mixed, self.conv, None, conv_state, batch.state_rows, batch.fresh, batch.cu_seqlens, batch.seq_lens
+        )
+        q, k, v = mixed.split([keys, keys, values], dim=-1)
+        g, beta = ops.delta_gates(a, b, self.a_log, self.dt_bias)
+        y = ops.gated_delta_rule(
+            q.view(tokens, self.key_heads, self.key_dim),
+            k.view(tokens, self.key_heads, self.key_dim),
+            v.view(tokens, self.value_heads, self.value_dim),
+            g,
+            beta,
+            step.views("state", "temporal", self.index),
+            batch.state_rows,
+            batch.fresh,
+            batch.seq_lens,
+        )
+        y = ops.gated_rms_norm(y, z.view(tokens, self.value_heads, self.value_dim), self.norm, self.eps)
+        return F.linear(y.view(tokens, values), self.out)

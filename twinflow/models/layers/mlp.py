@@ -1,0 +1,21 @@
+"""Dense feed-forward layers."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from twinflow.kernels.base import KernelSet
+from twinflow.models.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class SwiGluMlp:
+    """`down(silu(gate x) * up x)`; gate_up (2 * intermediate, hidden), gate rows first; down (hidden, intermediate)."""
+
+    kernels: KernelSet
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        return F.linear(self.kernels.swiglu(F.linear(x, self.gate_up)), self.down)

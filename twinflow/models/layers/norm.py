@@ -1,0 +1,31 @@
+"""Norms with their weight bound."""
+
+from dataclasses import dataclass
+
+import torch
+
+from twinflow.kernels.base import KernelSet
+
+
+@dataclass(frozen=True, slots=True)
+class UnitOffsetNorm:
+    """RMS norm scaled by 1 + weight; weight (n,)."""
+
+    kernels: KernelSet
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kernels.rms_norm_unit_offset(x, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNorm:
+    """RMS norm scaled by weight; weight (n,)."""
+
+    kernels: KernelSet
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kernels.rms_norm(x, self.weight, self.eps)

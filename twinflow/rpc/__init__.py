@@ -1,0 +1,1 @@
+"""gRPC: generated stubs (`v1`), conversions to contracts, channels."""

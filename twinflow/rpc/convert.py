@@ -1,0 +1,250 @@
+"""Protobuf messages ↔ contracts, both directions side by side; the only place that knows both.
+
+Names: `x_to_pb` makes a message, `x_from_pb` a dataclass. A round trip is the identity, except that probabilities and
+penalties are float32 on the wire. Values this release doesn't know (a role, an event kind, a finish reason of a newer
+peer) raise `BadRequest` that names them, so that a session can refuse instead of guessing.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TypeVar
+
+from twinflow.contracts.errors import BadRequest, TwinflowError, from_reason
+from twinflow.contracts.events import CacheEvent, EventKind
+from twinflow.contracts.requests import (
+    FinishReason,
+    GenerateRequest,
+    RequestStats,
+    Sample,
+    SamplingParams,
+    TokenLogprobs,
+)
+from twinflow.contracts.tags import StateTag
+from twinflow.contracts.workers import Load, Role, WorkerRecord
+from twinflow.rpc.v1 import engine_pb2 as pb
+
+E = TypeVar("E", bound=Enum)
+
+
+def _known(kind: type[E], value: str, field: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise BadRequest(f"unknown {field} {value!r} (known: {known})", param=field) from None
+
+
+# ---- requests ----
+
+
+def sampling_to_pb(s: SamplingParams) -> pb.Sampling:
+    return pb.Sampling(
+        max_tokens=s.max_tokens,
+        seed=s.seed,
+        temperature=s.temperature,
+        top_k=s.top_k,
+        top_p=s.top_p,
+        min_p=s.min_p,
+        presence_penalty=s.presence_penalty,
+        frequency_penalty=s.frequency_penalty,
+        repetition_penalty=s.repetition_penalty,
+        logit_bias=[pb.LogitBias(token_id=t, bias=b) for t, b in s.logit_bias],
+        logprobs=s.logprobs,
+        stop_token_ids=s.stop_token_ids,
+        eos_token_ids=s.eos_token_ids,
+        ignore_eos=s.ignore_eos,
+        min_tokens=s.min_tokens,
+        sample_index=s.sample_index,
+    )
+
+
+def sampling_from_pb(m: pb.Sampling) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=m.max_tokens,
+        seed=m.seed,
+        temperature=m.temperature,
+        top_k=m.top_k,
+        top_p=m.top_p,
+        min_p=m.min_p,
+        presence_penalty=m.presence_penalty,
+        frequency_penalty=m.frequency_penalty,
+        repetition_penalty=m.repetition_penalty,
+        logit_bias=tuple((b.token_id, b.bias) for b in m.logit_bias),
+        logprobs=m.logprobs if m.HasField("logprobs") else None,
+        stop_token_ids=tuple(m.stop_token_ids),
+        eos_token_ids=tuple(m.eos_token_ids),
+        ignore_eos=m.ignore_eos,
+        min_tokens=m.min_tokens,
+        sample_index=m.sample_index,
+    )
+
+
+def request_from_submit(m: pb.Submit) -> GenerateRequest:
+    """The engine's view of a submission; the candidates stay with the service."""
+    return GenerateRequest(
+        id=m.id, prompt=m.prompt, sampling=sampling_from_pb(m.sampling), root=m.root, forced=m.forced
+    )
+
+
+def request_from_open(m: pb.Open) -> GenerateRequest:
+    return GenerateRequest(
+        id=m.id, prompt=m.prompt, sampling=sampling_from_pb(m.sampling), root=m.root, forced=m.forced
+    )
+
+
+def sample_to_pb(s: Sample) -> pb.Sample:
+    message = pb.Sample(token_id=s.token_id, finish=s.finish.value if s.finish else "")
+    if s.logprobs is not None:
+        message.logprobs.logprob = s.logprobs.logprob
+        message.logprobs.top_ids.extend(t for t, _ in s.logprobs.top)
+        message.logprobs.top_logprobs.extend(p for _, p in s.logprobs.top)
+    return message
+
+
+def sample_from_pb(m: pb.Sample) -> Sample:
+    logprobs = None
+    if m.HasField("logprobs"):
+        top = tuple(zip(m.logprobs.top_ids, m.logprobs.top_logprobs, strict=True))
+        logprobs = TokenLogprobs(m.logprobs.logprob, top)
+    return Sample(m.token_id, _known(FinishReason, m.finish, "finish") if m.finish else None, logprobs)
+
+
+def samples_to_pb(samples: Sequence[Sample]) -> list[pb.Sample]:
+    return [sample_to_pb(s) for s in samples]
+
+
+def samples_from_pb(messages: Sequence[pb.Sample]) -> tuple[Sample, ...]:
+    return tuple(sample_from_pb(m) for m in messages)
+
+
+def stats_to_pb(s: RequestStats) -> pb.RequestStats:
+    return pb.RequestStats(
+        prompt_tokens=s.prompt_tokens,
+        cached_tokens=s.cached_tokens,
+        route=s.route,
+        reason=s.reason,
+        decode_attention_tokens=s.decode_attention_tokens,
+        decode_checkpoints=s.decode_checkpoints,
+        decode_resumed_tokens=s.decode_resumed_tokens,
+        prefill_attention_tokens=s.prefill_attention_tokens,
+        prefill_checkpoints=s.prefill_checkpoints,
+        prefill_resumed_tokens=s.prefill_resumed_tokens,
+        blocks_moved=s.blocks_moved,
+        slots_moved=s.slots_moved,
+        bytes_moved=s.bytes_moved,
+        transfer_s=s.transfer_s,
+        transport=s.transport,
+        prefill_worker=s.prefill_worker,
+        decode_worker=s.decode_worker,
+        extra=s.extra,
+    )
+
+
+def stats_from_pb(m: pb.RequestStats) -> RequestStats:
+    return RequestStats(
+        prompt_tokens=m.prompt_tokens,
+        cached_tokens=m.cached_tokens,
+        route=m.route,
+        reason=m.reason,
+        decode_attention_tokens=m.decode_attention_tokens,
+        decode_checkpoints=tuple(m.decode_checkpoints),
+        decode_resumed_tokens=m.decode_resumed_tokens,
+        prefill_attention_tokens=m.prefill_attention_tokens,
+        prefill_checkpoints=tuple(m.prefill_checkpoints),
+        prefill_resumed_tokens=m.prefill_resumed_tokens,
+        blocks_moved=m.blocks_moved,
+        slots_moved=m.slots_moved,
+        bytes_moved=m.bytes_moved,
+        transfer_s=m.transfer_s,
+        transport=m.transport,
+        prefill_worker=m.prefill_worker,
+        decode_worker=m.decode_worker,
+        extra=dict(m.extra),
+    )
+
+
+# ---- workers ----
+
+
+def load_to_pb(x: Load) -> pb.Load:
+    return pb.Load(
+        running=x.running,
+        waiting=x.waiting,
+        queued_prefill_tokens=x.queued_prefill_tokens,
+        free_blocks=x.free_blocks,
+        total_blocks=x.total_blocks,
+        free_slots=x.free_slots,
+        total_slots=x.total_slots,
+    )
+
+
+def load_from_pb(m: pb.Load) -> Load:
+    return Load(
+        running=m.running,
+        waiting=m.waiting,
+        queued_prefill_tokens=m.queued_prefill_tokens,
+        free_blocks=m.free_blocks,
+        total_blocks=m.total_blocks,
+        free_slots=m.free_slots,
+        total_slots=m.total_slots,
+    )
+
+
+def record_to_pb(r: WorkerRecord) -> pb.WorkerRecord:
+    return pb.WorkerRecord(
+        id=r.id,
+        incarnation=r.incarnation,
+        role=r.role.value,
+        addresses=r.addresses,
+        model=r.model,
+        fingerprint=r.fingerprint,
+        max_model_tokens=r.max_model_tokens,
+        max_request_tokens=r.max_request_tokens,
+        block_tokens=r.block_tokens,
+        draining=r.draining,
+        load=load_to_pb(r.load),
+    )
+
+
+def record_from_pb(m: pb.WorkerRecord) -> WorkerRecord:
+    return WorkerRecord(
+        id=m.id,
+        incarnation=m.incarnation,
+        role=_known(Role, m.role, "role"),
+        addresses=tuple(m.addresses),
+        model=m.model,
+        fingerprint=m.fingerprint,
+        max_model_tokens=m.max_model_tokens,
+        max_request_tokens=m.max_request_tokens,
+        block_tokens=m.block_tokens,
+        draining=m.draining,
+        load=load_from_pb(m.load),
+    )
+
+
+# ---- cache, errors ----
+
+
+def event_to_pb(e: CacheEvent) -> pb.CacheEvent:
+    return pb.CacheEvent(sequence=e.sequence, kind=e.kind.value, prefix_hash=e.prefix_hash, position=e.position)
+
+
+def event_from_pb(m: pb.CacheEvent) -> CacheEvent:
+    return CacheEvent(m.sequence, _known(EventKind, m.kind, "event kind"), m.prefix_hash, m.position)
+
+
+def tag_to_pb(t: StateTag) -> pb.StateTag:
+    return pb.StateTag(prefix_hash=t.prefix_hash, position=t.position, fingerprint=t.fingerprint)
+
+
+def tag_from_pb(m: pb.StateTag) -> StateTag:
+    return StateTag(m.prefix_hash, m.position, m.fingerprint)
+
+
+def error_to_pb(e: TwinflowError) -> pb.Error:
+    return pb.Error(reason=e.reason, message=e.message, param=e.param or "")
+
+
+def error_from_pb(m: pb.Error) -> TwinflowError:
+    """The error to raise; a reason of a newer peer becomes `Internal`."""
+    return from_reason(m.reason, m.message, m.param or None)
