@@ -1,11 +1,12 @@
-"""What the front process and the engine process say to each other: frozen dataclasses, one inbox, one report per step.
+"""What the front process and the engine process say: frozen dataclasses, one inbox, one report per step.
 
-A worker's front (gRPC, sessions, asyncio) sends `Command`s; the engine's loop answers with `Report`s. Life of a request:
+A worker's front (gRPC, sessions, asyncio) sends `Command`s, the engine's loop answers with `Report`s:
 
-    LOCAL    Submit(LOCAL) ─────────────────────────────▶ tokens … done
-    decode   Submit(CLAIM) ─▶ Matched ─▶ RunLocal ───────▶ tokens … done
-                                     └─▶ PullFrom(peer) ─▶ Announced* FirstToken Prefilled ─▶ PullDone ─▶ Confirm ─▶ tokens … done
-    prefill  Submit(OFFER) ─▶ Offered* (blocks) · first token · Prefilled (slot, tag) … EndLease
+    LOCAL    Submit(LOCAL) ────────────▶ tokens … Done
+    decode   Submit(CLAIM) ─▶ Matched ─▶ RunLocal ─▶ tokens … Done
+                                      └▶ PullFrom, then as relayed from the peer: BlocksAnnounced* FirstTokenArrived
+                                         PrefillFinished ─▶ PullDone ─▶ Confirm ─▶ tokens … Done
+    prefill  Submit(OFFER) ─▶ Offered* · Generated (first token) · Prefilled … EndLease ─▶ Done
 
 Nothing received over a transfer is used before `Confirm`. Every request ends in exactly one `Done`, also after errors.
 """
@@ -119,7 +120,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class EndLease:
-    """OFFER only: the lease has ended at the front's table (confirmed, released, session over); give the memory back."""
+    """OFFER only: the lease has ended at the front's table (confirmed, released, session over); memory goes back."""
 
     id: str
 

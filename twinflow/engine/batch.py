@@ -40,7 +40,7 @@ def build_batch(
 ) -> tuple[ForwardBatch, list[Sequence]]:
     """The batch that feeds `tokens` more tokens of each sequence, and the sequences whose next token it decides.
 
-    Call before the cache's `advance`: positions below `written_tokens` already have their KV, which is not written again.
+    Call before the cache's `advance`: KV of positions below `written_tokens` is there and not written again.
     """
     ids, positions, kv_slots, lens = [], [], [], []
     logit_rows: list[int] = []

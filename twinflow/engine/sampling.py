@@ -1,8 +1,8 @@
-"""Sampling = f(seed, sample index, position): the same request gives the same tokens wherever and however often it runs.
+"""Sampling = f(seed, sample index, position): the same request gives the same tokens wherever it runs.
 
-Order: penalties and logit_bias → (greedy: argmax) or temperature → top-k → top-p → min-p → inverse CDF at one uniform number
-drawn from a hash of (seed, sample index, position). No generator state exists, so batching, migration and recomputation
-cannot change a draw.
+Order: penalties and logit_bias → (greedy: argmax) or temperature → top-k → top-p → min-p → inverse CDF at one uniform
+number drawn from a hash of (seed, sample index, position). No generator state exists, so batching, migration and
+recomputation cannot change a draw.
 """
 
 import hashlib
@@ -22,7 +22,9 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / float(1 << 53)
 
 
-def adjust(logits: torch.Tensor, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]) -> torch.Tensor:
+def adjust(
+    logits: torch.Tensor, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]
+) -> torch.Tensor:
     """Penalties, bias and `min_tokens` on one row (vocab,); returns a new row when anything applies.
 
     Repetition as in Hugging Face (over prompt and generated), presence and frequency as in OpenAI (over generated).

@@ -1,12 +1,12 @@
 """One request inside the engine: what it has, where it stands, and what ends it."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from twinflow.cache.base import Holding
 from twinflow.contracts.hashing import TokenChain
-from twinflow.contracts.requests import FinishReason, GenerateRequest
+from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample
 from twinflow.engine.base import Mode
 from twinflow.engine.sampling import ending_ids
 from twinflow.transfer.base import PeerArena
@@ -40,7 +40,9 @@ class Sequence:
     announced_blocks: int = 0
     peer: PeerArena | None = None
     intake: Intake | None = None
+    first: Sample | None = None  # decode side: sampled by the prefill worker, fed after adoption
     row: int | None = None  # of the persistent block tables
+    stats: RequestStats = field(default_factory=RequestStats)
 
     @property
     def id(self) -> str:
@@ -72,3 +74,24 @@ class Sequence:
         if len(self.generated) >= params.max_tokens:
             return FinishReason.LENGTH
         return None
+
+    def note_hits(self) -> None:
+        """Records what `reserve` found here: on the prefill side of a hand-off, or on the worker that runs it alone."""
+        held = self.holding
+        assert held is not None
+        self.stats = replace(self.stats, prompt_tokens=self.start_tokens, cached_tokens=held.resumed_tokens)
+        if self.mode is Mode.OFFER:
+            self.stats = replace(
+                self.stats,
+                prefill_attention_tokens=held.hit_attention_tokens,
+                prefill_checkpoints=held.hit_checkpoints,
+                prefill_resumed_tokens=held.resumed_tokens,
+            )
+        else:
+            self.stats = replace(
+                self.stats,
+                route="local",
+                decode_attention_tokens=held.hit_attention_tokens,
+                decode_checkpoints=held.hit_checkpoints,
+                decode_resumed_tokens=held.resumed_tokens,
+            )

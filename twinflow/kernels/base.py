@@ -1,4 +1,4 @@
-"""The operations a model is built from. Models hold a `KernelSet`; which versions it holds is decided in `select.py`."""
+"""The operations a model is built from. Models hold a `KernelSet`; `select.py` decides which versions are in it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

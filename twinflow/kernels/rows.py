@@ -6,7 +6,7 @@ import torch
 def load_rows(pool: torch.Tensor, rows: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
     """Copies `pool[rows]` to fp32, with zeros where `fresh` is True or the row is -1, whatever lies there (also NaN).
 
-    pool (R, *shape) any float dtype and strides; rows (n,) int64; fresh (n,) bool. Returns (n, *shape) fp32, contiguous.
+    pool (R, *shape) any float dtype and strides; rows (n,) int64; fresh (n,) bool. Returns (n, *shape) contiguous fp32.
     """
     picked = pool.index_select(0, rows.clamp(min=0)).float()
     drop = fresh | (rows < 0)

@@ -135,7 +135,9 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         base = 8 + length
         size = file.stat().st_size
         entries = {
-            name: TensorEntry(file, tuple(e["shape"]), e["dtype"], base + e["data_offsets"][0], base + e["data_offsets"][1])
+            name: TensorEntry(
+                file, tuple(e["shape"]), e["dtype"], base + e["data_offsets"][0], base + e["data_offsets"][1]
+            )
             for name, e in header.items()
             if name != "__metadata__"
         }

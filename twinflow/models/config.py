@@ -43,7 +43,7 @@ class ConfigReader:
         return float(value)
 
     def only(self, key: str, *allowed: object) -> None:
-        """Refuses (Unsupported, by name) a key that is set to something other than `allowed`; absent or null is fine."""
+        """Refuses (Unsupported, by name) a key set to something other than `allowed`; absent or null is fine."""
         value = self.values.get(key)
         if value is not None and value not in allowed:
             wanted = " or ".join(repr(a) for a in allowed)

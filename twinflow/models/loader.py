@@ -32,9 +32,10 @@ def load_model(
 ) -> HybridModel:
     """Loads a model from a Hugging Face folder or hub id.
 
-    dtype: "auto" (as the config says, else as stored), "float32", "bfloat16" or "float16": weights, activations, K/V and
-    conv states. state_dtype: temporal states. Raises ModelError for a missing folder, an unsupported architecture
-    and missing or misshapen tensors; Unsupported, by name, for features that are not built (experts, quantisation).
+    dtype: "auto" (as the config says, else as stored), "float32", "bfloat16" or "float16": of weights, activations, K/V
+    and conv states. state_dtype: of temporal states. Raises ModelError for a missing folder, an unsupported
+    architecture and missing or misshapen tensors; Unsupported, by name, for features that are not built (experts,
+    quantised weights).
     """
     checkpoint = Checkpoint.open(resolve_folder(path_or_id))
     config = checkpoint.config

@@ -3,8 +3,8 @@
 `plan.py` decides what is read, a `Transport` only executes. All calls on a transport come from the one transfer thread
 (`thread.py`), never from asyncio or the compute loop.
 
-A read outlives cancel, timeout and session loss: destinations stay pinned from `post` until `poll` reports a terminal state
-(DONE, or it raises TransferError) or until `close()` of the transport returns.
+A read outlives cancel, timeout and session loss: destinations stay pinned from `post` until `poll` reports a terminal
+state (DONE, or it raises TransferError) or until `close()` of the transport returns.
 """
 
 from dataclasses import dataclass
@@ -71,8 +71,8 @@ class Transport(Protocol):
         ...
 
     def post(self, key: PeerKey, ranges: list[ReadRange]) -> int:
-        """Starts one READ over all `ranges` (at most MAX_POST_BYTES together); returns a handle. Raises TransferError, then
-        nothing was started."""
+        """Starts one READ over all `ranges` (at most MAX_POST_BYTES together); returns a handle. Raises TransferError,
+        then nothing was started."""
         ...
 
     def poll(self, handle: int) -> bool:
@@ -81,6 +81,11 @@ class Transport(Protocol):
 
     def free(self, handle: int) -> None:
         """Drops a handle that is terminal."""
+        ...
+
+    def progress(self) -> None:
+        """Lets peers that read from us get on: a first connection, and every read over a software path, needs the target's
+        help. Cheap; call it again and again while peers may read."""
         ...
 
     def transport_in_use(self, key: PeerKey) -> str:

@@ -1,7 +1,7 @@
 """Causal depthwise convolution over packed sequences, in plain torch.
 
-The state of a sequence is its last W-1 inputs, oldest first, left-padded with zeros; so n inputs at once equal any split
-of them, bit for bit (both paths below add the taps in the same order).
+The state of a sequence is its last W-1 inputs, oldest first, left-padded with zeros; so n inputs at once equal any
+split of them; the state's bits are the same where it keeps x's dtype.
 """
 
 import torch

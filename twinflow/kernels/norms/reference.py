@@ -10,7 +10,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     x (..., n); weight (n,). The normalised value is rounded to x.dtype before the weight, as Llama-like models do.
     Returns (..., n) in x.dtype.
     """
-    return weight.to(x.dtype) * _normalise(x, eps).to(x.dtype)
+    return weight.to(x.dtype) * F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
 
 
 def rms_norm_unit_offset(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -18,7 +18,7 @@ def rms_norm_unit_offset(x: torch.Tensor, weight: torch.Tensor, eps: float) -> t
 
     x (..., n); weight (n,), stored around zero. Returns (..., n) in x.dtype.
     """
-    return (_normalise(x, eps) * (1.0 + weight.float())).to(x.dtype)
+    return F.rms_norm(x.float(), x.shape[-1:], 1.0 + weight.float(), eps).to(x.dtype)
 
 
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -27,8 +27,3 @@ def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, ep
     x, gate (..., n), n being one head's width; weight (n,). The gate is applied in fp32. Returns (..., n) in x.dtype.
     """
     return (rms_norm(x, weight, eps).float() * F.silu(gate.float())).to(x.dtype)
-
-
-def _normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
-    x = x.float()
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)

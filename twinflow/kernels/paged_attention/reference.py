@@ -45,6 +45,8 @@ def paged_attention(
     """
     split = split_batch(seq_lens)
     contexts = context_lens.tolist()
+    if len(split.single) == len(seq_lens):
+        return _one_query(q, k_cache, v_cache, block_tables, context_lens, max(contexts, default=0), scale).to(q.dtype)
     out = torch.zeros_like(q)
     if split.single:
         seqs, at = single_indices(split, q.device)
@@ -70,19 +72,24 @@ def _one_query(
     longest: int,
     scale: float,
 ) -> torch.Tensor:
-    """Decode: n sequences with one query each, padded to the longest context. q (n, H, D); returns it in fp32."""
+    """Decode: n sequences with one query each, padded to the longest context. q (n, H, D); returns it in fp32.
+
+    Works block by block, so that keys and values are copied once and not rearranged.
+    """
     n, heads, dim = q.shape
     kv_heads, block_tokens = k_cache.shape[1], k_cache.shape[2]
     tables = tables[:, : max(1, -(-longest // block_tokens))]
-    keys, values = (_gather(cache, tables) for cache in (k_cache, v_cache))  # (n, Hkv, S, D)
-    span = keys.shape[2]
-    missing = (tables < 0).repeat_interleave(block_tokens, 1)
-    hidden = (torch.arange(span, device=q.device) >= context_lens[:, None]) | missing  # (n, S)
-    values = values.masked_fill_(hidden[:, None, :, None], 0.0)
-    grouped = q.float().view(n, kv_heads, heads // kv_heads, dim) * scale
-    scores = grouped @ keys.transpose(2, 3)
-    scores = scores.masked_fill_(hidden[:, None, None], torch.finfo(torch.float32).min)
-    return (scores.softmax(-1) @ values).view(n, heads, dim)
+    m = tables.shape[1]
+    keys, values = _gather(k_cache, tables), _gather(v_cache, tables)  # (n, m, Hkv, block_tokens, D)
+    positions = torch.arange(m * block_tokens, device=q.device).view(m, block_tokens)
+    hidden = (positions >= context_lens.view(n, 1, 1)) | (tables < 0).unsqueeze(2)  # (n, m, block_tokens)
+    values.transpose(2, 3)[hidden] = 0.0
+    grouped = q.float().view(n, 1, kv_heads, heads // kv_heads, dim) * scale
+    scores = grouped @ keys.transpose(3, 4)  # (n, m, Hkv, r, block_tokens)
+    scores.masked_fill_(hidden[:, :, None, None], torch.finfo(torch.float32).min)
+    weights = scores.permute(0, 2, 3, 1, 4).flatten(3).softmax(-1)  # over all keys: (n, Hkv, r, m * block_tokens)
+    weights = weights.unflatten(3, (m, block_tokens)).permute(0, 3, 1, 2, 4)
+    return (weights @ values).sum(1).view(n, heads, dim)
 
 
 def _many_queries(
@@ -97,7 +104,7 @@ def _many_queries(
     """Prefill chunk of one sequence at the end of `context` tokens. q (n, H, D); returns it in q.dtype."""
     block_tokens = k_cache.shape[2]
     table = table[None, : -(-context // block_tokens)]
-    keys, values = (_gather(cache, table)[:, :, :context] for cache in (k_cache, v_cache))
+    keys, values = (_gather(c, table).transpose(1, 2).flatten(2, 3)[:, :, :context] for c in (k_cache, v_cache))
     queries = q.float().transpose(0, 1)[None]  # (1, H, n, D)
     causal = span.tokens == context
     mask = None
@@ -111,8 +118,6 @@ def _many_queries(
 
 
 def _gather(cache: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """(n, m) block numbers -> (n, Hkv, m * block_tokens, D) fp32; block -1 reads block 0 and must be masked."""
-    n, m = tables.shape
-    picked = cache.index_select(0, tables.reshape(-1).clamp(min=0).long())  # (n*m, Hkv, block_tokens, D)
-    picked = picked.view(n, m, *picked.shape[1:]).transpose(1, 2).float()
-    return picked.reshape(n, picked.shape[1], -1, picked.shape[-1])
+    """Copies blocks: tables (n, m) -> (n, m, Hkv, block_tokens, D) fp32; block -1 reads block 0 and must be masked."""
+    picked = cache.index_select(0, tables.flatten().clamp(min=0))
+    return picked.view(*tables.shape, *picked.shape[1:]).float()

@@ -12,7 +12,7 @@ LEGACY_TYPES = {"mamba": LINEAR, "attention": FULL}
 
 @dataclass(frozen=True, slots=True)
 class QwenConfig:
-    """Dims by the names used in `layers/`: Hk, Hv = key_heads, value_heads; K, V = key_dim, value_dim; W = conv_width."""
+    """Dims as `layers/` names them: Hk, Hv = key_heads, value_heads; K, V = key_dim, value_dim; W = conv_width."""
 
     vocab_size: int
     hidden: int
@@ -130,7 +130,9 @@ def _layer_types(read: ConfigReader, layers: int) -> tuple[str, ...]:
         raise ModelError(f"{read.name}: layer_types has {len(types)} entries for num_hidden_layers={layers}")
     for i, kind in enumerate(types):
         if kind not in (LINEAR, FULL):
-            raise Unsupported(f"{read.name}: layer {i} is of type {kind!r}, which is not supported", param="layer_types")
+            raise Unsupported(
+                f"{read.name}: layer {i} is of type {kind!r}, which is not supported", param="layer_types"
+            )
     if len(set(types)) < 2:
         raise Unsupported(
             f"{read.name}: all layers are {types[0]!r}; a hybrid model has both {LINEAR!r} and {FULL!r}",

@@ -23,7 +23,7 @@ class ResidualBlock:
         return x + self.mixer(self.norm(x), step)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decoder:
     """A `HybridModel`. embedding, head (vocab, hidden), the same tensor when tied; `inv_freq` (rotary_dim / 2,) fp32,
     None for models without rotary embedding."""

@@ -1,0 +1,58 @@
+# `make` or `make help` prints the targets. Everything runs through .venv, which `make setup` creates when it is stale.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY ?= $(BIN)/python
+STAMP := $(VENV)/.stamp
+# The release of torch that the suite is tested with; installed first so that nothing pulls another one.
+TORCH := $(shell grep '^torch==' constraints/cpu.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --retries 10 --timeout 120 -qq -c constraints/cpu.txt
+# One thread per process: torch on small tensors is several times faster so, and two test processes share the cores.
+RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+PYTEST := $(RUN) $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all test-gpu lint proto fmt clean
+
+help: ## print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+setup: $(STAMP) ## create .venv with everything the demo and the tests need (again only when dependencies changed)
+
+$(STAMP): pyproject.toml constraints/cpu.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) ..."
+	@$(PIP) $(TORCH)
+	@PYTHONWARNINGS=ignore $(PIP) -e '.[engine,dev]'
+	@touch $@
+
+demo: setup ## start a router, a prefill and a decode worker on this machine, chat through them, show what moved
+	@$(RUN) $(BIN)/twinflow demo
+
+test: setup ## the suite, as in CI (minutes, no GPU)
+	$(PYTEST) -m 'not gpu and not slow'
+
+test-all: setup ## the suite with the slow tests
+	$(PYTEST) -m 'not gpu'
+
+test-gpu: ## the tests that need an accelerator, one after another (PY=python3 runs them without .venv)
+	$(PY) -m pytest -m gpu
+
+lint: setup ## style, types, import direction, stubs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/proto.py --check
+
+proto: setup ## generate the gRPC stubs from proto/
+	$(BIN)/python tools/proto.py
+
+fmt: setup ## format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove caches and build leftovers (keeps .venv)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache ./*.egg-info
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The processes of a cluster: router, prefill and decode workers, and the command line that starts them."""

@@ -1,0 +1,181 @@
+"""One request's hand-off: opened at a prefill worker, relayed to the engine, pulled, confirmed, joined.
+
+Before `PullFrom` the request can still go to another prefill worker or run here; after it, a failure ends the request.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from services.decode.emit import Answer
+from services.decode.peers import Peers
+from services.decode.session import Session
+from twinflow.contracts import errors
+from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.requests import GenerateRequest
+from twinflow.engine.base import (
+    BlocksAnnounced,
+    Command,
+    Confirm,
+    FirstTokenArrived,
+    HandoffFailed,
+    PrefillFinished,
+    PullDone,
+    PullFrom,
+)
+from twinflow.rpc.convert import sample_from_pb, sampling_to_pb, stats_from_pb, tag_from_pb
+from twinflow.rpc.v1 import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 2  # candidates that are tried before the prompt is computed here
+
+Send = Callable[[Command], None]
+
+
+class Handoff:
+    """The `Reader` of a session. Over when confirmed, failed, left, or when the first token was the last one."""
+
+    def __init__(self, request: GenerateRequest, answer: Answer, session: Session, send: Send) -> None:
+        self.id = request.id
+        self._request = request
+        self._answer = answer
+        self._session = session
+        self._send = send
+        self._lease_id = ""
+        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._first_seen = False
+        self._pulled = False
+
+    async def open(self, have_tokens: int, idempotency_id: str, wait_s: float) -> None:
+        """Until the peer has accepted; from then on everything comes by itself. Raises HandoffFailed or what the peer said."""
+        r = self._request
+        message = pb.Open(
+            id=r.id,
+            prompt=r.prompt,
+            sampling=sampling_to_pb(r.sampling),
+            root=r.root,
+            forced=r.forced,
+            have_tokens=have_tokens,
+            idempotency_id=idempotency_id,
+        )
+        self._session.open(self, message)
+        try:
+            await asyncio.wait_for(self._accepted, wait_s)
+        except TimeoutError:
+            if not self._lease_id:
+                self.leave()
+                raise errors.HandoffFailed(f"{self._session} did not accept within {wait_s:g} s") from None
+        except asyncio.CancelledError:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Nothing more is wanted: the peer stops and ends the lease. Idempotent."""
+        self._session.leave(self.id, finished=False)
+
+    def pull_done(self, notice: PullDone) -> None:
+        """Every read is DONE: names what was read, to the very lease and session it was read under."""
+        if not self._session.live:
+            return  # the session's end has already failed this hand-off
+        assert self._session.arena is not None
+        self._pulled = True
+        message = pb.Pulled(
+            id=self.id,
+            lease_id=self._lease_id,
+            incarnation=self._session.arena.incarnation,
+            session_epoch=self._session.epoch,
+            generation=self._session.generation,
+            blocks=notice.blocks,
+            slots=notice.slots,
+        )
+        self._session.pulled(message)
+
+    # ---- what the peer says (Reader) ----
+
+    def accepted(self, message: pb.Accepted) -> None:
+        if self._lease_id or not message.lease_id:
+            raise errors.HandoffFailed(f"{self._session} accepted twice or without a lease")
+        assert self._session.arena is not None
+        self._lease_id = message.lease_id
+        self._answer.prefill_worker = self._session.key[0]
+        self._send(PullFrom(self.id, self._session.arena))
+        if not self._accepted.done():
+            self._accepted.set_result(None)
+
+    def announced(self, message: pb.Blocks) -> None:
+        self._check_accepted("blocks")
+        self._send(BlocksAnnounced(self.id, message.first_index, tuple(message.blocks), tuple(message.checksums)))
+
+    def first_token(self, message: pb.FirstToken) -> None:
+        self._check_accepted("a first token")
+        if self._first_seen:
+            raise errors.HandoffFailed(f"{self._session} sent two first tokens")
+        sample = sample_from_pb(message.sample)
+        self._first_seen = True
+        self._answer.add_now(sample)
+        self._send(FirstTokenArrived(self.id, sample))
+        if sample.finish is not None:
+            self._session.leave(self.id, finished=True)
+
+    def finished(self, message: pb.Finished) -> None:
+        self._check_accepted("the end of the prompt")
+        stats = stats_from_pb(message.stats)
+        self._answer.prefill_stats = stats
+        self._send(
+            PrefillFinished(
+                id=self.id,
+                first_index=message.first_index,
+                blocks=tuple(message.blocks),
+                checksums=tuple(message.checksums),
+                slot=message.slot,
+                slot_checksum=message.slot_checksum,
+                tag=tag_from_pb(message.tag),
+                stats=stats,
+            )
+        )
+
+    def confirmed(self, message: pb.Confirmed) -> None:
+        """Only for what was named, under this lease, in this session."""
+        said = (message.lease_id, message.session_epoch)
+        if not self._pulled or said != (self._lease_id, self._session.epoch):
+            raise errors.HandoffFailed(
+                f"{self._session} confirmed lease {said[0]!r} epoch {said[1]}, "
+                f"expected {self._lease_id!r} epoch {self._session.epoch}{'' if self._pulled else ' and nothing yet'}"
+            )
+        self._session.forget(self.id)
+        self._send(Confirm(self.id))
+
+    def failed(self, error: TwinflowError) -> None:
+        if self._lease_id:
+            self._send(HandoffFailed(self.id, error.reason, error.message))
+        elif not self._accepted.done():
+            self._accepted.set_exception(error)
+
+    def _check_accepted(self, what: str) -> None:
+        if not self._lease_id:
+            raise errors.HandoffFailed(f"{self._session} sent {what} before it accepted")
+
+
+async def hand_off(
+    candidates: Sequence[pb.Candidate],
+    peers: Peers,
+    begin: Callable[[Session], Handoff],
+    have_tokens: int,
+    idempotency_id: str,
+    wait_s: float,
+) -> str:
+    """Opens a hand-off at the first candidate that takes it. Returns "" then, else why nobody did (nothing was pulled).
+
+    `begin` makes the hand-off and lets its owner know of it before anything can arrive for it.
+    """
+    problems = []
+    for candidate in candidates[:ATTEMPTS]:
+        try:
+            session = await peers.get(candidate)
+            await begin(session).open(have_tokens, idempotency_id, wait_s)
+            return ""
+        except TwinflowError as e:
+            log.warning("prefill worker %s did not take a hand-off: %s", candidate.worker_id, e.message)
+            problems.append(f"{candidate.worker_id}: {e.message}")
+    return "; ".join(problems)

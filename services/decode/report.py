@@ -1,0 +1,153 @@
+"""The table of running requests: what routers ask for on one side, what the engine's reports say on the other."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from services.decode.claim import Kind, decide, needs_match
+from services.decode.config import DecodeConfig
+from services.decode.emit import Answer
+from services.decode.join import Handoff, hand_off
+from services.decode.peers import Peers
+from services.decode.session import Session
+from twinflow.contracts.errors import BadRequest, TwinflowError
+from twinflow.contracts.requests import GenerateRequest
+from twinflow.engine.base import Cancel, Done, Generated, Matched, Mode, Notice, PeerGone, PullDone, RunLocal, Submit
+from twinflow.engine.front import Front
+from twinflow.engine.limits import check_request
+from twinflow.engine.routers import RouterStream
+from twinflow.rpc.convert import request_from_submit
+from twinflow.rpc.v1 import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Running:
+    """One request from Submit to the engine's Done. `opening` looks for a prefill worker, then `handoff` is the open one."""
+
+    request: GenerateRequest
+    answer: Answer
+    candidates: tuple[pb.Candidate, ...]
+    idempotency_id: str
+    opening: "asyncio.Task[None] | None" = None
+    handoff: Handoff | None = None
+
+
+class Requests:
+    """Owned by the front's loop; every entry leaves with the engine's `Done`, or all with the engine."""
+
+    def __init__(self, front: Front, config: DecodeConfig) -> None:
+        self._front = front
+        self._config = config
+        self._role = config.engine.role
+        self._send = front.engine.send
+        self._running: dict[str, Running] = {}
+        self.peers = Peers(front.layout, front.incarnation, config.session, lambda key: self._send(PeerGone(key)))
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    # ---- routers ----
+
+    def submit(self, stream: RouterStream, message: pb.Submit) -> None:
+        """Idempotent per id on one stream. Raises BadRequest or TooLong for what cannot run here."""
+        known = self._running.get(message.id)
+        if known is not None:
+            if known.answer.stream is not stream:
+                raise BadRequest(f"request id {message.id!r} is running for another router", param="id")
+            return
+        request = request_from_submit(message)
+        check_request(request, self._front.ready, generates=True)
+        answer = Answer(request.id, stream, self._front.worker_id, message.reason)
+        entry = Running(request, answer, tuple(message.candidates), message.idempotency_id)
+        self._running[request.id] = entry
+        if needs_match(self._role, len(entry.candidates)):
+            self._send(Submit(request, Mode.CLAIM))
+        else:
+            answer.route = Kind.LOCAL.value
+            self._send(Submit(request, Mode.LOCAL))
+
+    def cancel(self, stream: RouterStream, request_id: str) -> None:
+        """Unknown ids, and those of other routers, are ignored."""
+        entry = self._running.get(request_id)
+        if entry is not None and entry.answer.stream is stream:
+            self._cancel(entry)
+
+    def stream_ended(self, stream: RouterStream) -> None:
+        for entry in list(self._running.values()):
+            if entry.answer.stream is stream:
+                self._cancel(entry)
+
+    def _cancel(self, entry: Running) -> None:
+        """The entry stays until the engine's Done."""
+        entry.answer.cancelled = True
+        self._leave(entry)
+        self._send(Cancel(entry.request.id))
+
+    def _leave(self, entry: Running) -> None:
+        """The prefill side, if any, is told that nothing more is wanted."""
+        if entry.opening is not None:
+            entry.opening.cancel()
+        if entry.handoff is not None:
+            entry.handoff.leave()
+        entry.opening = entry.handoff = None
+
+    # ---- the engine ----
+
+    def notice(self, notice: Notice) -> None:
+        entry = self._running.get(getattr(notice, "id", ""))
+        if entry is None:
+            return
+        match notice:
+            case Generated():
+                entry.answer.add(notice.samples)
+            case Done():
+                self._leave(entry)
+                del self._running[notice.id]
+                entry.answer.finish(notice)
+            case Matched():
+                self._decide(entry, notice)
+            case PullDone():
+                if entry.handoff is not None:
+                    entry.handoff.pull_done(notice)
+            case _:
+                log.warning("the engine sent an unexpected %s", type(notice).__name__)
+
+    def _decide(self, entry: Running, matched: Matched) -> None:
+        if entry.answer.cancelled:
+            return
+        decision = decide(self._role, matched, len(entry.candidates), self._config.local_max_tokens)
+        log.debug("request %s: %s (%s)", matched.id, decision.kind.value, decision.reason)
+        entry.answer.route, entry.answer.reason = decision.kind.value, decision.reason
+        if decision.kind is Kind.LOCAL:
+            self._send(RunLocal(matched.id))
+        else:
+            entry.opening = asyncio.create_task(self._open(entry, matched.hold_tokens))
+
+    async def _open(self, entry: Running, have_tokens: int) -> None:
+        """The hand-off, or the prompt computed here when nobody takes it."""
+
+        def begin(session: Session) -> Handoff:
+            entry.handoff = Handoff(entry.request, entry.answer, session, self._send)
+            return entry.handoff
+
+        wait_s = self._config.session.open_s
+        problem = await hand_off(entry.candidates, self.peers, begin, have_tokens, entry.idempotency_id, wait_s)
+        entry.opening = None
+        if problem:
+            entry.handoff = None
+            entry.answer.route, entry.answer.reason = Kind.LOCAL.value, f"no prefill worker took it: {problem}"
+            log.warning("request %s: prefilling here, %s", entry.request.id, entry.answer.reason)
+            self._send(RunLocal(entry.request.id))
+
+    def engine_lost(self, error: TwinflowError) -> None:
+        for entry in self._running.values():
+            self._leave(entry)
+            entry.answer.fail(error)
+        self._running.clear()
+
+    async def close(self) -> None:
+        for entry in list(self._running.values()):
+            self._cancel(entry)
+        await self.peers.close()

@@ -1,0 +1,99 @@
+"""The engine's reports to the hand-offs they concern, and the sessions those belong to. Requests of routers are refused."""
+
+import asyncio
+import logging
+
+from services.prefill.offer import Offers, Replies
+from twinflow.contracts.errors import BadRequest, ModelError, TwinflowError, Unsupported
+from twinflow.engine.base import Done, Generated, Notice, Offered, Prefilled
+from twinflow.engine.front import Front
+from twinflow.engine.routers import RouterStream
+from twinflow.rpc.v1 import engine_pb2 as pb
+from twinflow.transfer.base import PeerArena
+from twinflow.transfer.leases import LeaseTable, SessionKey
+
+log = logging.getLogger(__name__)
+
+EXPIRE_EVERY_S = 1.0
+
+
+class Handoffs:
+    """Owned by the front's loop. Raises ModelError if the engine has no arena to read from."""
+
+    def __init__(self, front: Front, max_open: int) -> None:
+        if front.ready.arena is None:
+            raise ModelError("a prefill worker needs a transport; engine.transport is none")
+        times = front.config.session
+        self.arena: PeerArena = front.ready.arena
+        self._front = front
+        self._leases = LeaseTable(front.incarnation, self.arena.generation)
+        self.offers = Offers(self._leases, front.engine.send, front.ready, max_open, times.lease_s)
+        self._sessions: dict[SessionKey, Replies] = {}
+        self._expiry = asyncio.create_task(self._expire(min(EXPIRE_EVERY_S, times.lease_s / 4)), name="lease-expiry")
+
+    @property
+    def sessions(self) -> tuple[SessionKey, ...]:
+        return tuple(self._sessions)
+
+    # ---- sessions of decode workers ----
+
+    def session_opened(self, session: SessionKey, replies: Replies) -> None:
+        """Ends older sessions of the same decode worker. Raises BadRequest if this very one is open."""
+        if session in self._sessions:
+            raise BadRequest(f"session epoch {session.epoch} of {session.worker_id} is already open")
+        self.offers.close_all(self._leases.open_session(session), "its session was replaced")
+        for old in [s for s in self._sessions if s.worker_id == session.worker_id]:
+            self._sessions.pop(old).close()
+        self._sessions[session] = replies
+
+    def session_ended(self, session: SessionKey, why: str) -> None:
+        """For good: whatever this session was promised may be overwritten from here on."""
+        self._sessions.pop(session, None)
+        ended = self._leases.end_session(session)
+        self.offers.close_all(ended, f"session lost, {why}")
+        log.info("session with decode worker %s is over: %s, %d leases ended", session.worker_id, why, len(ended))
+
+    # ---- the engine ----
+
+    def notice(self, notice: Notice) -> None:
+        match notice:
+            case Offered():
+                self.offers.announced(notice)
+            case Generated():
+                self.offers.generated(notice)
+            case Prefilled():
+                self.offers.prefilled(notice)
+            case Done():
+                self.offers.done(notice)
+            case _:
+                log.warning("the engine sent an unexpected %s", type(notice).__name__)
+
+    def engine_lost(self, error: TwinflowError) -> None:
+        self.offers.fail_all(error)
+        self._close_sessions()
+
+    # ---- routers ----
+
+    def submit(self, stream: RouterStream, message: pb.Submit) -> None:
+        """Always raises: a prefill worker answers no requests."""
+        raise Unsupported(f"{self._front.worker_id} is a prefill worker; submit to a decode worker")
+
+    def cancel(self, stream: RouterStream, request_id: str) -> None:
+        pass
+
+    def stream_ended(self, stream: RouterStream) -> None:
+        pass
+
+    async def close(self) -> None:
+        self._expiry.cancel()
+        await asyncio.gather(self._expiry, return_exceptions=True)
+        self._close_sessions()
+
+    def _close_sessions(self) -> None:
+        for replies in self._sessions.values():
+            replies.close()
+
+    async def _expire(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            self.offers.expire()

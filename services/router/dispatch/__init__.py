@@ -1,0 +1,1 @@
+"""Dispatch: one session stream per worker, many requests inside; bounded buffers towards the clients."""

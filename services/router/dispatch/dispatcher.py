@@ -1,0 +1,76 @@
+"""All links: follows the registry, keeps the view's workers and one link per worker incarnation.
+
+A worker that leaves the registry is not chosen any more; its link lives until its requests are done, so that a drain
+ends well.
+"""
+
+import asyncio
+import logging
+
+from services.router.dispatch.base import WorkerLost
+from services.router.dispatch.link import LinkSettings, WorkerLink
+from services.router.dispatch.stream import RequestStream
+from services.router.view.view import Key, View
+from twinflow.contracts.workers import WorkerRecord
+from twinflow.node.registry.base import ChangeKind, Registry
+from twinflow.rpc.v1 import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+RETIRE_POLL_S = 0.2
+
+
+class Dispatcher:
+    """`run` until cancelled; cancelling ends every session, which cancels every request at the workers."""
+
+    def __init__(self, registry: Registry, view: View, settings: LinkSettings) -> None:
+        self._registry = registry
+        self._view = view
+        self._settings = settings
+        self._links: dict[Key, WorkerLink] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._retired: set[Key] = set()
+
+    def submit(self, record: WorkerRecord, message: pb.Submit) -> RequestStream:
+        """Raises WorkerLost when there is no session with this incarnation."""
+        link = self._links.get(record.key)
+        if link is None:
+            raise WorkerLost(f"worker {record.id} ({record.incarnation}) is gone")
+        return link.submit(message)
+
+    async def run(self) -> None:
+        reaper = asyncio.create_task(self._reap())
+        try:
+            async for change in self._registry.watch():
+                if change.kind is ChangeKind.LEFT:
+                    self._view.remove(change.record.key)
+                    self._retired.add(change.record.key)
+                else:
+                    self._retired.discard(change.record.key)
+                    self._view.put(change.record)
+                    self._open(change.record)
+        finally:
+            tasks = [reaper, *self._tasks.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _open(self, record: WorkerRecord) -> None:
+        link = self._links.get(record.key)
+        if link is None:
+            link = self._links[record.key] = WorkerLink(record, self._view, self._settings)
+            self._tasks[record.key] = asyncio.create_task(link.run(), name=f"link-{record.id}")
+        elif link.connected and not self._view.is_connected(record.key):  # registered again, its session went on
+            self._view.set_connected(record.key, True)
+            link.resync()
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(RETIRE_POLL_S)
+            for key in [k for k in self._retired if k in self._links and not self._links[k].in_flight]:
+                self._retired.discard(key)
+                del self._links[key]
+                task = self._tasks.pop(key)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                log.info("session with worker %s is closed", key[0])

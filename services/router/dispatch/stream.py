@@ -1,0 +1,82 @@
+"""One request between its worker's session (puts, never waits) and its client (takes, as fast as it likes)."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from services.router.dispatch.base import SlowClient
+from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.requests import RequestStats, Sample
+
+BUFFER_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Everything that had come in at one moment; `last` when the worker is done with the request."""
+
+    samples: tuple[Sample, ...]
+    stats: RequestStats | None
+    last: bool
+
+
+class RequestStream:
+    """Made by `WorkerLink.submit`. The taker must `close` it; closing an unfinished one cancels upstream."""
+
+    def __init__(self, id: str, cancel_upstream: Callable[[], None], forget: Callable[[], None], limit_tokens: int):
+        self.id = id
+        self._cancel_upstream = cancel_upstream
+        self._forget = forget
+        self._limit_tokens = limit_tokens
+        self._samples: list[Sample] = []
+        self._stats: RequestStats | None = None
+        self._error: TwinflowError | None = None
+        self._over = False  # nothing more comes from the worker
+        self._cancelled = False
+        self._news = asyncio.Event()
+
+    def put(self, samples: Sequence[Sample], stats: RequestStats | None) -> None:
+        """More buffered tokens than the limit: the client is too slow, the request is cancelled."""
+        if self._over:
+            return
+        self._samples.extend(samples)
+        self._stats = stats or self._stats
+        if samples and samples[-1].finish is not None:
+            self._end()
+        elif len(self._samples) > self._limit_tokens:
+            self.cancel()
+            self.fail(SlowClient(f"cancelled: the client left more than {self._limit_tokens} tokens unread"))
+        self._news.set()
+
+    def fail(self, error: TwinflowError) -> None:
+        """What is buffered is still taken first, then the error is raised."""
+        if not self._over:
+            self._error = error
+            self._end()
+            self._news.set()
+
+    async def take(self) -> Batch:
+        """Waits for news, takes all of it. Raises the request's error once the buffer is empty."""
+        await self._news.wait()
+        self._news.clear()
+        if not self._samples and self._error is not None:
+            raise self._error
+        samples, self._samples = tuple(self._samples), []
+        if self._error is not None:
+            self._news.set()  # raised by the next call
+        return Batch(samples, self._stats, self._over and self._error is None)
+
+    def cancel(self) -> None:
+        """Tells the worker at once; it still answers with a last output and its stats."""
+        if not self._over and not self._cancelled:
+            self._cancelled = True
+            self._cancel_upstream()
+
+    def close(self) -> None:
+        self.cancel()
+        self._over = True
+        self._forget()
+
+    def _end(self) -> None:
+        self._over = True
+        self._forget()

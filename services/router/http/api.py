@@ -1,0 +1,151 @@
+"""What the generation endpoints share: the objects they use, and what every answer says besides its text."""
+
+import asyncio
+import dataclasses
+import random
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from services.router.config import RouterConfig
+from services.router.generation import Generator, Job, Outcome
+from services.router.http.events import StreamLimits
+from services.router.http.fields import GenerationFields
+from services.router.text.reply import Piece, TokenText
+from services.router.text.tokenizer import ModelText
+
+STATS_HEADER = "x-twinflow-stats"  # "1": answers carry a `twinflow` object beside `usage`
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    config: RouterConfig
+    text: ModelText
+    generator: Generator
+    created: int  # unix seconds, of the models list
+
+    @property
+    def limits(self) -> StreamLimits:
+        return StreamLimits(self.config.keep_alive_s, self.config.slow_client_s)
+
+    def job(
+        self,
+        id: str,
+        fields: GenerationFields,
+        prompt: Sequence[int],
+        logprobs: int | None,
+        default_tokens: int,
+    ) -> Job:
+        sampling = fields.sampling(random.getrandbits(63), logprobs, self.text.eos_token_ids, self.text.vocab_size)
+        limit = fields.reply_limit()
+        return Job(id, tuple(prompt), sampling, limit, default_tokens, fields.stop_strings(), fields.cache_salt)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A whole reply, for answers that are not streamed."""
+
+    text: str
+    tokens: tuple[TokenText, ...]
+    finish: str
+
+
+async def collect(pieces: AsyncGenerator[Piece, None]) -> Finished:
+    text: list[str] = []
+    tokens: list[TokenText] = []
+    finish = ""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            text.append(piece.text)
+            tokens.extend(piece.tokens)
+            finish = piece.finish or finish
+    return Finished("".join(text), tuple(tokens), finish)
+
+
+async def collect_all(runs: Sequence[AsyncGenerator[Piece, None]]) -> list[Finished]:
+    """All at once; the first error cancels the others and is raised as itself."""
+    tasks = [asyncio.ensure_future(collect(run)) for run in runs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def merge(runs: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Pieces of several generations as they come, with their index. Each waits until its last piece was taken."""
+    if len(runs) == 1:
+        async with aclosing(runs[0]) as run:
+            async for piece in run:
+                yield 0, piece
+        return
+    waiting = {asyncio.ensure_future(anext(run)): i for i, run in enumerate(runs)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                i = waiting.pop(task)
+                try:
+                    piece = task.result()
+                except StopAsyncIteration:
+                    continue
+                yield i, piece
+                waiting[asyncio.ensure_future(anext(runs[i]))] = i
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for run in runs:
+            await run.aclose()
+
+
+def usage(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    prompt = sum(o.prompt_tokens for o in outcomes)
+    completion = sum(o.completion_tokens for o in outcomes)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(o.cached_tokens for o in outcomes)},
+    }
+
+
+def wants_stats(request: Request) -> bool:
+    return request.headers.get(STATS_HEADER) == "1"
+
+
+def stats(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """One object for one generation, {"choices": [...]} for several."""
+    each = [_stats(o) for o in outcomes]
+    return each[0] if len(each) == 1 else {"choices": each}
+
+
+def _stats(o: Outcome) -> dict[str, Any]:
+    told: dict[str, Any] = dataclasses.asdict(o.stats) if o.stats is not None else {}
+    if o.choice is not None:
+        told["route"] = told.get("route") or o.choice.kind.value
+        told["reason"] = told.get("reason") or o.choice.reason.value
+        told["predicted"] = {
+            "kind": o.choice.kind.value,
+            "reason": o.choice.reason.value,
+            "decode_worker": o.choice.decode.id,
+            "prefill_workers": [c.record.id for c in o.choice.candidates],
+            "decode_attention_tokens": o.choice.decode_attention_tokens,
+            "decode_usable_tokens": o.choice.decode_usable_tokens,
+            "prefill_tokens": o.choice.prefill_tokens,
+            "terms": dict(o.choice.terms),
+        }
+    told["attempts"] = o.attempts
+    told["ttft_s"] = o.ttft_s
+    told["total_s"] = (o.ended_at or time.monotonic()) - o.started_at
+    return told
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"

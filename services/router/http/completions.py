@@ -1,0 +1,125 @@
+"""POST /v1/completions: a string, token ids, or a list of either."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from starlette.responses import Response
+
+from services.router.generation import Job, Outcome
+from services.router.http.api import Api, collect_all, merge, new_id, stats, usage, wants_stats
+from services.router.http.events import DONE, event, open_events, unless_gone
+from services.router.http.fields import MAX_LOGPROBS, GenerationFields
+from services.router.http.parse import read_body
+from services.router.text.reply import TokenText
+from twinflow.contracts.errors import BadRequest
+
+
+class CompletionFields(GenerationFields):
+    prompt: Any
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    def prompts(self, most: int) -> list[str | list[int]]:
+        """Raises BadRequest unless it is a string, token ids, or a non-empty list of one kind of these."""
+        p = self.prompt
+        if isinstance(p, str) or _is_ids(p):
+            return [p]
+        if not isinstance(p, list) or not p or not (all(isinstance(x, str) for x in p) or all(map(_is_ids, p))):
+            raise BadRequest(
+                "prompt: expected a string, a list of strings, token ids or lists of token ids", param="prompt"
+            )
+        if len(p) > most:
+            raise BadRequest(f"prompt: at most {most} prompts in one request, got {len(p)}", param="prompt")
+        return p
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(x) is int for x in value)
+
+
+def completion_routes(api: Api) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        fields = await read_body(request, CompletionFields, api.config.model_name, api.config.max_body_bytes)
+        id = new_id("cmpl")
+        jobs = await make_jobs(api, id, fields)
+        outcomes = [Outcome(prompt_tokens=len(job.prompt)) for job in jobs]
+        answer = CompletionAnswer(api, id, fields, outcomes, wants_stats(request))
+        if fields.stream:
+            return await open_events(request, answer.events(jobs), api.limits, {"x-request-id": id})
+        return JSONResponse(await unless_gone(request, answer.body(jobs)), headers={"x-request-id": id})
+
+    return routes
+
+
+async def make_jobs(api: Api, id: str, fields: CompletionFields) -> list[Job]:
+    prompts = fields.prompts(api.config.max_prompts)
+    jobs = []
+    for i, prompt in enumerate(prompts):
+        where = f"prompt[{i}]" if len(prompts) > 1 else "prompt"
+        if isinstance(prompt, str):
+            ids = await api.text.encode(prompt, add_special_tokens=True)
+        else:
+            ids = prompt
+            for token in ids:
+                if not 0 <= token < api.text.vocab_size:
+                    told = f"token id {token} is outside the vocabulary of {api.text.vocab_size}"
+                    raise BadRequest(f"{where}: {told}", param="prompt")
+        if not ids:
+            raise BadRequest(f"{where} is empty", param="prompt")
+        jobs.append(api.job(f"{id}-{i}", fields, ids, fields.logprobs, api.config.default_completion_tokens))
+    return jobs
+
+
+class CompletionAnswer:
+    """Shapes generations as OpenAI's text completion, one choice per prompt."""
+
+    def __init__(
+        self, api: Api, id: str, fields: CompletionFields, outcomes: Sequence[Outcome], with_stats: bool
+    ) -> None:
+        self._api = api
+        self._fields = fields
+        self._outcomes = outcomes
+        self._with_stats = with_stats
+        self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": fields.model}
+
+    async def body(self, jobs: Sequence[Job]) -> dict[str, Any]:
+        done = await collect_all([self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)])
+        choices = [self._choice(i, d.text, d.tokens, d.finish) for i, d in enumerate(done)]
+        return {**self._head, "choices": choices, "usage": usage(self._outcomes)} | self._stats()
+
+    async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes, None]:
+        with_usage = self._fields.stream_options is not None and self._fields.stream_options.include_usage
+        running = len(jobs)
+        runs = [self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)]
+        async with aclosing(merge(runs)) as pieces:
+            async for i, piece in pieces:
+                running -= piece.finish is not None
+                last = not running and not with_usage
+                choice = self._choice(i, piece.text, piece.tokens, piece.finish)
+                yield event({**self._head, "choices": [choice]} | (self._stats() if last else {}))
+        if with_usage:
+            yield event({**self._head, "choices": [], "usage": usage(self._outcomes)} | self._stats())
+        yield DONE
+
+    def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+
+    def _stats(self) -> dict[str, Any]:
+        return {"twinflow": stats(self._outcomes)} if self._with_stats else {}
+
+    def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
+        if self._fields.logprobs is None:
+            return None
+        return {
+            "tokens": [t.text for t in tokens],
+            "token_logprobs": [t.logprob for t in tokens],
+            "top_logprobs": [{text: p for text, _, p in t.top} for t in tokens] if self._fields.logprobs else None,
+            "text_offset": [t.offset for t in tokens],
+        }

@@ -1,0 +1,164 @@
+"""The router's process: builds every object from the configuration, runs them, and stops them in order.
+
+    python -m services.router.main --model FOLDER [--http-port 8000] [--grpc-port 7000] [--config FILE]
+
+Tests and the demo use `Router` directly; it takes any registry and free ports.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from services.router.config import RouterConfig, read_config
+from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.link import LinkSettings
+from services.router.generation import Generator
+from services.router.http.api import Api
+from services.router.http.app import build_app
+from services.router.metrics import Metrics
+from services.router.text.tokenizer import load_model_text
+from services.router.view.view import View
+from twinflow.contracts.errors import TwinflowError
+from twinflow.node.registry.direct import DirectRegistry
+from twinflow.rpc import channel
+from twinflow.rpc.v1 import engine_pb2_grpc as rpc
+
+log = logging.getLogger(__name__)
+
+
+class _HttpServer(uvicorn.Server):
+    """Signals are the process's, not the HTTP server's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Router:
+    """`start`, then `http_address` and `grpc_address` are set; `stop` in the end, once."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        """Reads the model's folder. Raises ModelError."""
+        self.config = config
+        self.metrics = Metrics()
+        self.view = View()
+        self.registry = DirectRegistry(config.silence_s)
+        text = load_model_text(config.model)
+        settings = LinkSettings(
+            router_id=f"router-{uuid.uuid4().hex[:8]}",
+            silence_s=config.silence_s,
+            buffer_tokens=config.buffer_tokens,
+        )
+        self.dispatcher = Dispatcher(self.registry, self.view, settings)
+        self.generator = Generator(config, text, self.view, self.dispatcher, self.metrics)
+        self.metrics.watch_workers(self.view.counts, self.view.index_entries)
+        api = Api(config, text, self.generator, created=int(time.time()))
+        self.app = build_app(api, self.view, self.generator, self.metrics)
+        self.http_address = ""
+        self.grpc_address = ""
+
+    async def start(self) -> None:
+        """Listens on both ports. Raises OSError when one is taken."""
+        config = self.config
+        self._grpc = channel.new_server()
+        rpc.add_RegistryServicer_to_server(self.registry, self._grpc)
+        grpc_port = channel.bind(self._grpc, config.grpc_host, config.grpc_port)
+        listener = listen(config.http_host, config.http_port)
+        await self._grpc.start()
+        self._dispatching = asyncio.create_task(self.dispatcher.run(), name="dispatcher")
+        options = uvicorn.Config(
+            self.app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, round(config.shutdown_s)),
+        )
+        self._http = _HttpServer(options)
+        self._serving = asyncio.create_task(self._http.serve(sockets=[listener]), name="http")
+        while not self._http.started:
+            if self._serving.done():
+                self._serving.result()
+                raise OSError("the HTTP server did not start")
+            await asyncio.sleep(0.01)
+        self.http_address = f"{config.http_host}:{listener.getsockname()[1]}"
+        self.grpc_address = f"{config.grpc_host}:{grpc_port}"
+
+    async def stop(self) -> None:
+        """No new requests; running ones get `shutdown_s`, then are cancelled at their workers."""
+        self._http.should_exit = True
+        await asyncio.gather(self._serving, return_exceptions=True)
+        self._dispatching.cancel()
+        await asyncio.gather(self._dispatching, return_exceptions=True)
+        self.registry.close()
+        await channel.stop_server(self._grpc, 0.5)
+
+    async def wait(self) -> None:
+        """Returns, or raises, only when a part has ended by itself."""
+        done, _ = await asyncio.wait({self._serving, self._dispatching}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as e:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port}: {e.strerror}") from e
+    listener.setblocking(False)
+    return listener
+
+
+async def run(config: RouterConfig) -> None:
+    """Serves until SIGINT or SIGTERM; a second signal does not wait for running requests."""
+    router = Router(config)
+    stopping = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            router._http.force_exit = True
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(sig, on_signal)
+    await router.start()
+    print(
+        f"twinflow router ready: model {config.model_name}, http://{router.http_address}/v1, "
+        f"workers register at {router.grpc_address}",
+        flush=True,
+    )
+    waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(router.wait())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if waits[1].done():
+            waits[1].result()
+    finally:
+        for task in waits:
+            task.cancel()
+        await router.stop()
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(run(read_config(sys.argv[1:])))
+    except (TwinflowError, OSError) as e:
+        print(f"router: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Schedule: from a snapshot of the view to a choice of workers. Pure functions on frozen dataclasses."""

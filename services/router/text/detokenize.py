@@ -1,0 +1,121 @@
+"""Token ids → text while they arrive, never splitting a character.
+
+The texts of all pushes plus `finish()` equal `decode(all ids, skip_special_tokens=True)`. Two ways:
+
+* byte-level tokenizers (most hybrids): every token is known bytes; an incremental UTF-8 decoder holds back the bytes of
+  an unfinished character. Exact and O(1) per token.
+* any other decoder (SentencePiece-like): decode a short window of held tokens, give out what is settled. A run of
+  byte-fallback tokens is held until it ends, since one bad byte changes the text of the whole run; at most
+  `MAX_HELD_TOKENS`.
+"""
+
+import codecs
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer, decoders
+
+MAX_HELD_TOKENS = 64
+CONTEXT_TOKENS = 2  # kept in front, since decoders strip the space of a text's first token
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Detokenizer(Protocol):
+    def push(self, token_id: int) -> str:
+        """Text that this token settles, possibly empty."""
+        ...
+
+    def finish(self) -> str:
+        """Text still held; the detokenizer is used up."""
+        ...
+
+
+class TokenTexts:
+    """What single tokens are as bytes and text; shared by all sequences of a model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._byte_of = _byte_level_alphabet() if self.byte_level else {}
+
+    def detokenizer(self) -> Detokenizer:
+        return ByteLevelDetokenizer(self) if self.byte_level else WindowDetokenizer(self)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a byte-level token stands for, b"" for an unknown id."""
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        try:
+            return bytes(self._byte_of[c] for c in token)
+        except KeyError:  # an added token is plain text
+            return token.encode()
+
+    def text_and_bytes(self, token_id: int) -> tuple[str, bytes]:
+        """One token on its own, for logprobs; the text of a part of a character is U+FFFD, the bytes are its own."""
+        if self.byte_level:
+            raw = self.token_bytes(token_id)
+            return raw.decode(errors="replace"), raw
+        token = self.tokenizer.id_to_token(token_id) or ""
+        if _BYTE_TOKEN.fullmatch(token):
+            raw = bytes([int(token[3:5], 16)])
+            return raw.decode(errors="replace"), raw
+        text = token.replace("▁", " ")
+        return text, text.encode()
+
+
+class ByteLevelDetokenizer:
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._texts.special_ids:
+            return ""
+        return self._utf8.decode(self._texts.token_bytes(token_id))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """`_window` = settled tokens for context, then the held ones."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._window: list[int] = []
+        self._settled = 0  # tokens of the window whose text was given out
+
+    def push(self, token_id: int) -> str:
+        token = self._texts.tokenizer.id_to_token(token_id)
+        if token_id in self._texts.special_ids or token is None:
+            return ""
+        self._window.append(token_id)
+        held = len(self._window) - self._settled
+        text = self._pending()
+        if held < MAX_HELD_TOKENS and (_BYTE_TOKEN.fullmatch(token) or text.endswith("�")):
+            return ""
+        self._window = self._window[-CONTEXT_TOKENS:]
+        self._settled = len(self._window)
+        return text
+
+    def finish(self) -> str:
+        return self._pending()
+
+    def _pending(self) -> str:
+        before = self._decode(self._window[: self._settled])
+        return self._decode(self._window)[len(before) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._texts.tokenizer.decode(list(ids), skip_special_tokens=True) if ids else ""
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes (openai/gpt-2 encoder.py, `bytes_to_unicode`), inverted."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    alphabet = {chr(b): b for b in printable}
+    others = [b for b in range(256) if b not in set(printable)]
+    return alphabet | {chr(256 + i): b for i, b in enumerate(others)}

@@ -1,0 +1,91 @@
+"""The text of one reply as it grows: samples in, pieces out, stop strings held back, logprobs beside their text."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.router.text.stops import StopMatcher
+from services.router.text.tokenizer import ModelText
+from twinflow.contracts.requests import FinishReason, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A visible token with logprobs. `offset` = characters of the reply before it."""
+
+    text: str
+    raw: bytes
+    logprob: float
+    offset: int
+    top: tuple[tuple[str, bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What may be shown now. `finish` is OpenAI's word, on the last piece only."""
+
+    text: str
+    tokens: tuple[TokenText, ...] = ()
+    finish: str | None = None
+
+
+class Reply:
+    """Owned by one generation. After `finish` is set, further samples are ignored."""
+
+    def __init__(self, text: ModelText, stops: Sequence[str], stop_ids: frozenset[int]) -> None:
+        """`stop_ids`: EOS and stop token ids, whose text is not shown when they end the reply."""
+        self._text = text
+        self._detokenizer = text.detokenizer()
+        self._stops = StopMatcher(stops)
+        self._stop_ids = stop_ids
+        self._seen_chars = 0
+        self._shown_chars = 0
+        self._waiting: deque[TokenText] = deque()
+        self.completion_tokens = 0
+        self.finish: str | None = None
+        self.matched_stop = False
+
+    def push(self, samples: Sequence[Sample]) -> Piece:
+        out: list[str] = []
+        for sample in samples:
+            if self.finish is not None:
+                break
+            self.completion_tokens += 1
+            if sample.finish is FinishReason.STOP and sample.token_id in self._stop_ids:
+                self._end("stop", out)
+                break
+            self._add(sample, out)
+            if self._stops.matched is not None:
+                self.matched_stop, self.finish = True, "stop"
+            elif sample.finish is not None:
+                self._end(sample.finish.value, out)
+        text = "".join(out)
+        self._shown_chars += len(text)
+        return Piece(text, self._shown_tokens(), self.finish)
+
+    def _add(self, sample: Sample, out: list[str]) -> None:
+        if sample.logprobs is not None:
+            shown = self._text.texts.text_and_bytes(sample.token_id)
+            top = tuple((*self._text.texts.text_and_bytes(i), p) for i, p in sample.logprobs.top)
+            self._waiting.append(TokenText(*shown, sample.logprobs.logprob, self._seen_chars, top))
+        fresh = self._detokenizer.push(sample.token_id)
+        self._seen_chars += len(fresh)
+        out.append(self._stops.push(fresh))
+
+    def _end(self, finish: str, out: list[str]) -> None:
+        rest = self._detokenizer.finish()
+        self._seen_chars += len(rest)
+        out.append(self._stops.push(rest))
+        if self._stops.matched is not None:
+            finish, self.matched_stop = "stop", True
+        else:
+            out.append(self._stops.finish())
+        self.finish = finish
+
+    def _shown_tokens(self) -> tuple[TokenText, ...]:
+        """Tokens whose text has begun to show; at an end without a stop string, all."""
+        everything = self.finish is not None and not self.matched_stop
+        shown = []
+        while self._waiting and (everything or self._waiting[0].offset < self._shown_chars):
+            shown.append(self._waiting.popleft())
+        return tuple(shown)

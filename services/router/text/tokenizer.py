@@ -1,0 +1,65 @@
+"""The model's tokenizer as the router uses it: text → ids, ids → text, and which ids end a reply."""
+
+import asyncio
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from services.router.text.detokenize import Detokenizer, TokenTexts
+from services.router.text.templates import ChatTemplate, load_chat_template, read_json, special_tokens
+from twinflow.contracts.errors import ModelError
+
+LONG_TEXT_CHARS = 8_192  # above this, tokenising leaves the event loop (about 1 ms per 4k characters)
+
+
+class ModelText:
+    """Everything textual of one model folder. Immutable after loading, safe to share between requests."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, eos_token_ids: tuple[int, ...]) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.template = template
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.texts = TokenTexts(tokenizer)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of `text`. Chat prompts pass False (the template wrote them), plain prompts True (as the tokenizer's
+        post-processor does), both as `transformers` does. Long texts are tokenised on a thread (the library releases
+        the interpreter lock)."""
+        if len(text) < LONG_TEXT_CHARS:
+            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.encode_now, text, add_special_tokens=add_special_tokens)
+
+    def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one per generated sequence."""
+        return self.texts.detokenizer()
+
+
+def load_model_text(folder: str | Path) -> ModelText:
+    """Reads tokenizer.json, the chat template and the EOS ids. Raises ModelError that names what is missing."""
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(f"no tokenizer.json in {folder}: the router needs the model's folder with its tokenizer")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as e:  # the library raises bare Exception
+        raise ModelError(f"{path} cannot be read as a tokenizer: {e}") from e
+    return ModelText(tokenizer, load_chat_template(folder), eos_token_ids(folder, tokenizer))
+
+
+def eos_token_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """From generation_config.json, else config.json (also of its text_config), else the tokenizer's own EOS token."""
+    config = read_json(folder / "config.json")
+    for source in (read_json(folder / "generation_config.json"), config, config.get("text_config") or {}):
+        value = source.get("eos_token_id")
+        if value is not None:
+            return tuple(value) if isinstance(value, list) else (int(value),)
+    eos = special_tokens(folder).get("eos_token")
+    found = None if eos is None else tokenizer.token_to_id(eos)
+    return () if found is None else (found,)

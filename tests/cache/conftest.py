@@ -1,0 +1,6 @@
+"""Examples are not timed: test machines are shared."""
+
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")

@@ -1,0 +1,209 @@
+"""Memory between its release and its next use: unfinished steps, I/O, queued copies, received bytes, limits, misuse."""
+
+import pytest
+
+from tests.cache.world import World, make_geometry, make_layout
+from twinflow.cache.hybrid import HybridCache
+from twinflow.contracts.errors import TooLong
+from twinflow.contracts.tags import StateTag
+
+
+@pytest.fixture
+def world():
+    world = World(blocks=16, slots=4)
+    yield world
+    world.settle()
+    world.check()
+
+
+def counts(world, group="attention"):
+    c = world.cache.counts()[group]
+    return {"free": c.free, "cached": c.cached, "held": c.held, "doomed": c.doomed}
+
+
+# -- steps and I/O
+
+
+def test_released_memory_is_free_when_the_last_launched_step_is_done(world):
+    holding = world.reserve(world.chain(range(6)), 2)
+    world.step([(holding, 6)])
+    world.cache.release(holding, donate=False)
+    world.holdings.clear()
+    assert counts(world) == {"free": 14, "cached": 0, "held": 2, "doomed": 0}
+    assert world.reserve(world.chain([9]), 59) is None
+    world.end_step()
+    assert counts(world) == {"free": 16, "cached": 0, "held": 0, "doomed": 0}
+
+
+def test_doomed_memory_is_counted_and_comes_back_after_the_last_unpin(world):
+    holding = world.hold_prefix(world.chain(range(7)))
+    assert world.complete(holding, 1)
+    world.release(holding, donate=True)
+    assert counts(world) == {"free": 14, "cached": 0, "held": 0, "doomed": 2}
+    assert counts(world, "state")["doomed"] == 1
+    world.end_io()
+    assert (counts(world)["free"], counts(world, "state")["free"]) == (16, 4)
+
+
+def test_received_bytes_are_used_after_adopt(world):
+    world.serve([1, 2, 3, 4, 5, 6])
+    holding = world.hold_prefix(world.chain([1, 2, 3, 4, 5, 6, 7, 8, 9]))
+    assert (len(holding.blocks), holding.written_tokens, holding.slot) == (1, 4, None)
+    assert world.complete(holding)
+    world.receive(holding)
+    assert (holding.position, holding.written_tokens) == (9, 9)
+    world.generate(holding, [20, 21])
+    world.release(holding, donate=True)
+    assert world.cache.match(world.chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21, 22])).usable_tokens == 11
+
+
+@pytest.mark.parametrize("what", ["block", "tail", "slot"])
+def test_what_io_may_still_write_is_not_published(world, what):
+    """A late transfer (one given up before the bytes came from elsewhere) must never end up in the tree."""
+    holding = world.hold_prefix(world.chain(range(10)))
+    world.complete(holding)
+    late = {"block": ([holding.blocks[1]], []), "tail": ([holding.blocks[2]], []), "slot": ([], [holding.slot])}[what]
+    world.cache.pin_io(*late)
+    world.receive(holding)
+    world.cache.commit(holding)
+    world.release(holding, donate=True)
+    match = world.cache.match(world.chain([*range(10), 99]))
+    expected = {"block": (4, (10,)), "tail": (8, (10,)), "slot": (10, ())}[what]
+    assert (match.attention_tokens, match.checkpoints) == expected
+    world.doomed_io.append(late)
+    world.scribble()
+    assert counts(world, "state" if what == "slot" else "attention")["doomed"] == 1
+    world.check()
+    world.end_io()
+
+
+def test_publishing_goes_on_where_io_had_stopped_it(world):
+    holding = world.hold_prefix(world.chain(range(10)))
+    world.complete(holding)
+    late = ([holding.blocks[1]], [])
+    world.cache.pin_io(*late)
+    world.receive(holding)
+    world.cache.commit(holding)
+    assert holding.published_blocks == 1
+    world.cache.unpin_io(*late)
+    world.cache.commit(holding)
+    assert holding.published_blocks == 2
+
+
+def test_complete_is_all_or_nothing_and_gives_no_memory_that_a_copy_still_uses():
+    world = World(blocks=4, slots=2)
+    holding = world.reserve(world.chain(range(4)), 0)
+    world.feed(holding)
+    assert world.checkpoint(holding)  # queued behind the last step
+    world.release(holding, donate=False)
+    transfer = world.hold_prefix(world.chain([9]))
+    assert not world.complete(transfer, 15)
+    world.settle()
+    assert world.complete(transfer, 15)
+
+
+@pytest.mark.parametrize("unit", ["source", "target"])
+def test_a_transfer_never_meets_a_copy_that_is_still_queued(unit):
+    """The checkpoint's copy runs with the next step; a transfer that came into either slot before would be mixed with it."""
+    world = World(blocks=8, slots=2)
+    holding = world.reserve(world.chain(range(4)), 0)
+    world.feed(holding)
+    assert world.checkpoint(holding)
+    world.release(holding, donate=False)
+    if unit == "target":
+        world.reserve(world.chain([8]), 0)  # takes the free one; the checkpoint is all that is left
+    transfer = world.hold_prefix(world.chain([9]))
+    assert not world.complete(transfer)
+    world.settle()
+    world.check()
+    assert world.complete(transfer)
+    world.scribble()
+    world.receive(transfer)
+    world.settle()
+    world.check()
+
+
+@pytest.mark.parametrize("wrong", ["prefix_hash", "position", "fingerprint", "empty"])
+def test_adopt_refuses_another_state(world, wrong):
+    chain = world.chain(range(6))
+    holding = world.hold_prefix(chain)
+    world.complete(holding)
+    fingerprint = world.layout.fingerprint()
+    tag = {
+        "prefix_hash": StateTag(chain.prefix_hash(5), 6, fingerprint),
+        "position": StateTag(chain.prefix_hash(6), 7, fingerprint),
+        "fingerprint": StateTag(chain.prefix_hash(6), 6, "other"),
+        "empty": StateTag(chain.prefix_hash(0), 0, fingerprint),
+    }[wrong]
+    with pytest.raises(ValueError, match="state"):
+        world.cache.adopt(holding, tag)
+    assert holding.position == 0
+    world.end_io()
+
+
+# -- limits and misuse
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers(world):
+    assert world.cache.max_request_tokens() == 64
+    with pytest.raises(TooLong, match=r"65 tokens needs 17 blocks of 4 tokens .* 16 blocks and 4 slots.* 64 tokens"):
+        world.cache.reserve(world.chain(range(10)), 65)
+    holding = world.hold_prefix(world.chain([1]))
+    with pytest.raises(TooLong, match="65 tokens"):
+        world.cache.complete(holding, 65)
+    world.release(world.holdings[0], donate=False)
+
+
+def test_no_slots_fit_nothing():
+    layout = make_layout()
+    cache = HybridCache(layout, make_geometry(layout, 4, 0), World().device)
+    assert cache.max_request_tokens() == 0
+    with pytest.raises(TooLong, match="0 slots"):
+        cache.reserve(World().chain([1]), 1)
+
+
+def test_feeding_ends_at_the_chain_and_at_the_reserved_blocks(world):
+    holding = world.reserve(world.chain(range(4)), 0)
+    world.feed(holding)
+    with pytest.raises(ValueError, match="cannot feed 1 tokens at 4"):
+        world.cache.advance(holding, 1)
+    holding.chain.append([9])
+    with pytest.raises(ValueError, match="end at 4"):
+        world.cache.advance(holding, 1)
+
+
+def test_a_released_holding_is_dead_and_release_is_idempotent(world):
+    holding = world.serve([1, 2, 3])
+    world.cache.release(holding, donate=True)
+    for verb in (world.cache.commit, world.cache.checkpoint, lambda h: world.cache.advance(h, 1)):
+        with pytest.raises(ValueError, match="released"):
+            verb(holding)
+
+
+def test_a_holding_is_completed_once_and_needs_its_slot_to_run(world):
+    holding = world.hold_prefix(world.chain([1, 2]))
+    with pytest.raises(ValueError, match="no slot"):
+        world.cache.advance(holding, 1)
+    assert world.complete(holding)
+    with pytest.raises(ValueError, match="complete already"):
+        world.cache.complete(holding, 9)
+    world.end_io()
+
+
+def test_a_total_shorter_than_the_prompt_is_refused(world):
+    with pytest.raises(ValueError, match="less than"):
+        world.cache.reserve(world.chain([1, 2, 3]), 2)
+
+
+def test_a_step_cannot_end_before_it_was_launched(world):
+    with pytest.raises(ValueError, match="step 7"):
+        world.cache.end_step(7)
+
+
+def test_flush_drops_all_that_nobody_uses_and_says_how_much(world):
+    world.serve([1, 2, 3, 4, 5])
+    lease = world.hold_prefix(world.chain([1, 2, 3, 4]))
+    assert world.cache.flush() == 2  # the tail block and the checkpoint
+    assert counts(world)["held"] == 1
+    world.release(lease, donate=False)
+    assert world.cache.flush() == 1

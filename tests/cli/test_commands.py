@@ -1,0 +1,115 @@
+"""`up` and `demo` from start to exit code, against stub processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from services.cli import demo, up
+from services.cli.cluster import ClusterPlan, free_ports
+from services.cli.main import main
+from services.cli.process import ProcessSpec
+from services.cli.topology import ClusterSettings
+
+HERE = Path(__file__).parent
+
+
+def stub_plan(*options: str, worker: tuple[str, ...] = (), script: str = "openai_stub.py") -> ClusterPlan:
+    port = free_ports(1)[0]
+    router = ProcessSpec("router", (sys.executable, str(HERE / script), str(port), *options))
+    argv = (sys.executable, str(HERE / "stub.py"), "decode-0", "0", "0", os.devnull, *worker)
+    return ClusterPlan((router, ProcessSpec("decode-0", argv)), f"http://127.0.0.1:{port}")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, made: ClusterPlan) -> None:
+    def plan(settings: ClusterSettings) -> ClusterPlan:
+        return made
+
+    for module in (up, demo):
+        monkeypatch.setattr(module, "plan", plan)
+        monkeypatch.setattr(module, "with_model_here", lambda settings: settings)
+
+
+def test_demo_prints_answers_and_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    install(monkeypatch, stub_plan())
+    assert main(["demo", "--ready-timeout", "20"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("Hello world") == 4
+    assert out.count("  remote  ") == 4
+    assert "memory of the whole cluster: 0." in out
+    assert "stopped; the demo took" in out
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("error", "request '1 long prompt' failed: "),
+        ("no-text", "was answered with no text"),
+        ("no-stats", "came without the statistics"),
+    ],
+)
+def test_demo_fails_clearly(
+    option: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, stub_plan(option))
+    assert main(["demo", "--ready-timeout", "20"]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["demo"], ["up", "--model", "org/m"]], ids=lambda c: c[0])
+def test_a_dying_worker_ends_the_cluster(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if command == ["demo"]:  # before it is ready
+        made = stub_plan(worker=("exit=7", "after=0.3"))
+        made = ClusterPlan(made.specs[1:], made.base_url)
+    else:
+        made = stub_plan(worker=("exit=7", "after=0.3"))
+    install(monkeypatch, made)
+    assert main([*command, "--ready-timeout", "20"]) == 1
+    seen = capfd.readouterr()
+    assert "decode-0 exited with code 7" in seen.err
+    assert "decode-0   | something broke" in seen.out
+
+
+def test_up_stops_on_sigint_and_shows_how_to_call_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    install(monkeypatch, stub_plan())
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    assert main(["up", "--model", "org/m", "--log-dir", str(tmp_path / "logs")]) == 0
+    timer.join()
+    out = capsys.readouterr().out
+    assert "ready: m on http://127.0.0.1:" in out
+    assert "curl -N http://127.0.0.1:" in out
+    assert out.rstrip().endswith("stopping ...")
+    assert (tmp_path / "logs" / "decode-0.log").read_text().endswith("hello from decode-0\n")
+
+
+def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """`end_with_parent` in a child whose parent gets SIGKILL and so cannot stop anything."""
+    child = (
+        "import time; from services.cli.serve import end_with_parent; end_with_parent(); print('up', flush=True); "
+        "time.sleep(60)"
+    )
+    parent = (
+        "import os, subprocess, sys, time; from services.cli.serve import PARENT_ENV\n"
+        f"p = subprocess.Popen([sys.executable, '-c', {child!r}], env={{**os.environ, PARENT_ENV: str(os.getpid())}},"
+        " stdout=subprocess.PIPE)\n"
+        "p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    deadline = time.monotonic() + 10
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.exists() and stat.read_text().rsplit(") ", 1)[1][0] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not stat.exists() or stat.read_text().rsplit(") ", 1)[1][0] == "Z"

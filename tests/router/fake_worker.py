@@ -1,0 +1,183 @@
+"""A worker without a model: serves `Worker.Serve` with scripted tokens, delays, events and deaths. No torch.
+
+By itself it echoes the prompt: `python -m tests.router.fake_worker ROUTER_GRPC_ADDRESS MODEL_NAME [ROLE]`.
+"""
+
+import asyncio
+import dataclasses
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.hashing import unpack_tokens
+from twinflow.contracts.requests import FinishReason, RequestStats, Sample, TokenLogprobs
+from twinflow.contracts.workers import Load, Role, WorkerRecord
+from twinflow.node.registry.direct import DirectRegistration
+from twinflow.rpc import channel, convert
+from twinflow.rpc.v1 import engine_pb2 as pb
+from twinflow.rpc.v1 import engine_pb2_grpc as rpc
+
+Script = Callable[[pb.Submit], Sequence[int]]
+
+
+def echo(submit: pb.Submit) -> Sequence[int]:
+    ids = unpack_tokens(submit.prompt)
+    return [ids[i % len(ids)] for i in range(submit.sampling.max_tokens)]
+
+
+class FakeWorker(rpc.WorkerServicer):
+    """Public attributes are the knobs; `submits` and `cancels` (id → monotonic time) are what arrived."""
+
+    def __init__(self, model: str, id: str = "d0", role: Role = Role.DECODE, **record: object) -> None:
+        facts = dict(fingerprint="f" * 32, max_model_tokens=4096, max_request_tokens=2048, block_tokens=4) | record
+        self.record = WorkerRecord(id, uuid.uuid4().hex[:8], role, (), model, **facts)
+        self.script: Script = echo
+        self.delay_s = 0.0  # before every token
+        self.tokens_per_step = 1
+        self.gate: asyncio.Event | None = None  # nothing is generated before it is set
+        self.error: TwinflowError | None = None
+        self.hello_error: TwinflowError | None = None
+        self.muted = False  # neither heartbeats nor anything else
+        self.finish_last = True  # False: stays silent after the last scripted token
+        self.die_after: int | None = None  # tokens of one request, then the stream breaks
+        self.snapshot: tuple[int, list[CacheEvent]] = (0, [])
+        self.stats = RequestStats(cached_tokens=3, route="local", transport="none")
+        self.submits: list[pb.Submit] = []
+        self.cancels: dict[str, float] = {}
+        self.resyncs = 0
+        self.sessions = 0
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._out: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
+
+    # ---- life ----
+
+    async def start(self, router_address: str | None = None) -> None:
+        self._server = channel.new_server()
+        rpc.add_WorkerServicer_to_server(self, self._server)
+        port = channel.bind(self._server, "127.0.0.1", 0)
+        await self._server.start()
+        self.record = dataclasses.replace(self.record, addresses=(f"127.0.0.1:{port}",))
+        self._registering: asyncio.Task[None] | None = None
+        if router_address:
+            registration = DirectRegistration(router_address, lambda: self.record, interval_s=0.1, max_pause_s=0.2)
+            self._registering = asyncio.create_task(registration.run())
+
+    async def stop(self) -> None:
+        await self.deregister()
+        for task in self._runs.values():
+            task.cancel()
+        await channel.stop_server(self._server, 0)
+
+    async def deregister(self) -> None:
+        if self._registering is not None:
+            self._registering.cancel()
+            await asyncio.gather(self._registering, return_exceptions=True)
+
+    def break_stream(self) -> None:
+        """Ends the session in the middle of everything."""
+        self._out.put_nowait(None)
+
+    def emit(self, *events: CacheEvent, load: Load | None = None) -> None:
+        step = pb.StepReport(events=[convert.event_to_pb(e) for e in events])
+        if load is not None:
+            step.load.CopyFrom(convert.load_to_pb(load))
+        self._out.put_nowait(pb.WorkerMessage(step=step))
+
+    # ---- the service ----
+
+    async def Serve(self, request_iterator, context):
+        first = await anext(request_iterator)
+        assert first.WhichOneof("message") == "hello", first
+        if self.hello_error is not None:
+            error = convert.error_to_pb(self.hello_error)
+            yield pb.WorkerMessage(hello=pb.WorkerHello(record=convert.record_to_pb(self.record), error=error))
+            return
+        self.sessions += 1
+        self._out = asyncio.Queue()
+        yield pb.WorkerMessage(hello=pb.WorkerHello(record=convert.record_to_pb(self.record), protocol=1))
+        tasks = [asyncio.create_task(self._read(request_iterator)), asyncio.create_task(self._beat())]
+        try:
+            while (message := await self._out.get()) is not None:
+                if not self.muted:
+                    yield message
+        finally:
+            for task in [*tasks, *self._runs.values()]:
+                task.cancel()
+            self._runs.clear()
+
+    async def _beat(self) -> None:
+        count = 0
+        while True:
+            count += 1
+            self._out.put_nowait(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=count)))
+            await asyncio.sleep(0.2)
+
+    async def _read(self, messages) -> None:
+        async for message in messages:
+            kind = message.WhichOneof("message")
+            if kind == "submit":
+                self.submits.append(message.submit)
+                self._runs[message.submit.id] = asyncio.create_task(self._generate(message.submit))
+            elif kind == "cancel":
+                self._cancel(message.cancel.id)
+            elif kind == "resync":
+                self.resyncs += 1
+                sequence, events = self.snapshot
+                snapshot = pb.Snapshot(sequence=sequence, events=[convert.event_to_pb(e) for e in events])
+                self._out.put_nowait(pb.WorkerMessage(snapshot=snapshot))
+
+    def _cancel(self, id: str) -> None:
+        self.cancels[id] = time.monotonic()
+        task = self._runs.pop(id, None)
+        if task is not None:
+            task.cancel()
+            self._report(id, [Sample(0, FinishReason.CANCELLED)], self.stats)
+
+    async def _generate(self, submit: pb.Submit) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            output = pb.Output(id=submit.id, error=convert.error_to_pb(self.error))
+            self._out.put_nowait(pb.WorkerMessage(step=pb.StepReport(outputs=[output])))
+            return
+        ids = list(self.script(submit))[: submit.sampling.max_tokens]
+        for at in range(0, len(ids), self.tokens_per_step):
+            if self.die_after is not None and at >= self.die_after:
+                self.break_stream()
+                return
+            await asyncio.sleep(self.delay_s)
+            step = [self._sample(submit, ids, i) for i in range(at, min(at + self.tokens_per_step, len(ids)))]
+            self._report(submit.id, step, self.stats if step[-1].finish else None)
+        if self.finish_last:
+            self._runs.pop(submit.id, None)
+
+    def _sample(self, submit: pb.Submit, ids: Sequence[int], i: int) -> Sample:
+        sampling = submit.sampling
+        finish = None
+        if i == len(ids) - 1 and self.finish_last:
+            ended = ids[i] in sampling.eos_token_ids or ids[i] in sampling.stop_token_ids
+            finish = FinishReason.STOP if ended else FinishReason.LENGTH
+        logprobs = None
+        if sampling.HasField("logprobs"):
+            logprobs = TokenLogprobs(-0.5, tuple((ids[i] - n, -0.5 - n) for n in range(sampling.logprobs)))
+        return Sample(ids[i], finish, logprobs)
+
+    def _report(self, id: str, samples: Sequence[Sample], stats: RequestStats | None) -> None:
+        output = pb.Output(id=id, samples=convert.samples_to_pb(samples))
+        if stats is not None:
+            output.stats.CopyFrom(convert.stats_to_pb(stats))
+        self._out.put_nowait(pb.WorkerMessage(step=pb.StepReport(outputs=[output])))
+
+
+async def main() -> None:
+    worker = FakeWorker(sys.argv[2], role=Role(sys.argv[3] if len(sys.argv) > 3 else "decode"))
+    worker.delay_s = 0.05
+    await worker.start(sys.argv[1])
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,1 @@
+"""Trains the small real model in `models/twinflow-tiny`: README.md beside this file has the commands."""

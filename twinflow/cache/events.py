@@ -1,0 +1,25 @@
+"""The log of cache events: what the tree publishes or drops, numbered without gaps, drained by the engine every step.
+
+Hints for the router's view. Nothing in the cache reads them back.
+"""
+
+from collections.abc import Sequence
+
+from twinflow.contracts.events import CacheEvent, EventKind
+
+
+class EventLog:
+    """Owned by the cache; the tree writes, the engine drains. Grows until drained."""
+
+    def __init__(self) -> None:
+        self.sequence = 0  # number of the last event; 0 before the first
+        self._pending: list[CacheEvent] = []
+
+    def emit(self, kind: EventKind, prefix_hash: bytes, position: int) -> None:
+        self.sequence += 1
+        self._pending.append(CacheEvent(self.sequence, kind, prefix_hash, position))
+
+    def drain(self) -> Sequence[CacheEvent]:
+        """Events since the last call, in order."""
+        drained, self._pending = self._pending, []
+        return drained

@@ -1,0 +1,282 @@
+"""`HybridCache`: the four verbs over two pools and one prefix tree. See `base.Cache` for the contract.
+
+Order inside a verb: count first, change afterwards. A verb that refuses has changed nothing; one that has begun cannot run
+out of memory. Copies come last; if one raises, everything is given back.
+
+What runs on the compute stream is ordered by the stream. What does not (transfers) writes only into memory that `complete`
+gave out, and that has passed the fence of every copy queued before. A loop that goes idle behind a queued copy should run
+one empty step (`begin_step`, event, `end_step`), so that this memory is not withheld from `complete` until the next request.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from twinflow.cache.arena import ArenaGeometry
+from twinflow.cache.base import BlockId, Copier, Holding, Match, PoolCounts, SlotId
+from twinflow.cache.events import EventLog
+from twinflow.cache.eviction import Evictor
+from twinflow.cache.integrity import check
+from twinflow.cache.plan import Plan, Planner, group_hits
+from twinflow.cache.pool import Pool, StepClock
+from twinflow.cache.publish import Live, Publisher
+from twinflow.cache.tree import Found, Node, PrefixTree
+from twinflow.contracts.errors import TooLong
+from twinflow.contracts.events import CacheEvent, EventKind
+from twinflow.contracts.groups import CacheLayout
+from twinflow.contracts.hashing import TokenChain
+from twinflow.contracts.hits import usable_tokens
+from twinflow.contracts.tags import StateTag
+
+
+class HybridCache:
+    """Implements `base.Cache`. Owned by the engine loop's thread."""
+
+    def __init__(self, layout: CacheLayout, geometry: ArenaGeometry, copier: Copier) -> None:
+        self.layout = layout
+        self.geometry = geometry
+        self._fingerprint = layout.fingerprint()
+        self._block_tokens = layout.block_tokens
+        self._copier = copier
+        self._steps = StepClock()
+        self._blocks = Pool(layout.attention.name, geometry.blocks, BlockId, self._steps)
+        self._slots = Pool(layout.state.name, geometry.slots, SlotId, self._steps)
+        self._log = EventLog()
+        self._tree = PrefixTree(layout.block_tokens, self._blocks, self._slots, self._log)
+        self._evictor = Evictor(self._tree, self._blocks, self._slots)
+        self._planner = Planner(layout, self._tree, self._slots, self._evictor)
+        self._publisher = Publisher(self._tree, self._blocks, self._slots)
+        self._live: dict[int, Live] = {}  # unreleased holdings by id(); `Live` keeps them alive, so ids are unique
+        self._tick = 0  # logical time of the last verb that used something
+
+    def match(self, chain: TokenChain) -> Match:
+        found = self._tree.walk(chain)
+        reach = len(found.full) * self._block_tokens + found.common_tokens
+        hits = group_hits(self.layout, found, reach)
+        return Match(hits, reach, tuple(found.checkpoints), usable_tokens(hits, len(chain)))
+
+    def reserve(self, chain: TokenChain, total_tokens: int) -> Holding | None:
+        self._check_fits(chain, total_tokens)
+        found = self._tree.walk(chain)
+        plan = self._planner.plan(found, len(chain), self._blocks_for(total_tokens))
+        return None if plan is None else self._execute(chain, found, plan)
+
+    def hold_prefix(self, chain: TokenChain) -> Holding:
+        found = self._tree.walk(chain)
+        holding = self._hold_path(chain, found, found.full)
+        holding.written_tokens = holding.hit_attention_tokens = len(found.full) * self._block_tokens
+        return holding
+
+    def complete(self, holding: Holding, total_tokens: int) -> bool:
+        self._require(holding, slot=False)
+        self._check_fits(holding.chain, total_tokens)
+        need = self._blocks_for(total_tokens) - len(holding.blocks)
+        if need > self._evictor.available_blocks(off_stream=True) or not self._evictor.available_slots(off_stream=True):
+            return False
+        holding.blocks += self._evictor.take_blocks(need, off_stream=True)
+        holding.slot = self._evictor.take_slot(off_stream=True)
+        return True
+
+    def adopt(self, holding: Holding, tag: StateTag) -> None:
+        self._require(holding)
+        limit = min(len(holding.chain), self._capacity_tokens(holding))
+        if not 0 < tag.position <= limit:
+            raise ValueError(
+                f"state at {tag.position} is outside the chain or the reserved blocks, which end at {limit}"
+            )
+        expected = StateTag(holding.chain.prefix_hash(tag.position), tag.position, self._fingerprint)
+        if tag != expected:
+            raise ValueError(f"received state is tagged {tag}, expected {expected}")
+        holding.position = tag.position
+        holding.written_tokens = max(holding.written_tokens, tag.position)
+
+    def advance(self, holding: Holding, tokens: int) -> None:
+        self._require(holding)
+        position = holding.position + tokens
+        limit = min(len(holding.chain), self._capacity_tokens(holding))
+        if tokens < 0 or position > limit:
+            raise ValueError(
+                f"cannot feed {tokens} tokens at {holding.position}: chain or reserved blocks end at {limit}"
+            )
+        holding.position = position
+        holding.written_tokens = max(holding.written_tokens, position)
+
+    def commit(self, holding: Holding) -> None:
+        live = self._require(holding)
+        if holding.position // self._block_tokens > holding.published_blocks:
+            self._publisher.publish(live, holding.position // self._block_tokens)
+
+    def checkpoint(self, holding: Holding) -> bool:
+        live = self._require(holding)
+        if holding.slot is None or holding.position == 0:
+            return False
+        self._tick += 1
+        node, tail = self._publisher.home(live, holding.position)
+        if tail in node.states:
+            self._slots.used[node.states[tail]] = self._tick
+            return False
+        self._tree.prune(node)
+        if not self._evictor.available_slots():
+            return False
+        slot = self._evictor.take_slot()
+        try:
+            self._copy_slot(holding.slot, slot)
+            self._tree.store_state(*self._publisher.home(live, holding.position), slot)
+        finally:
+            self._slots.unref(slot, self._tick, retire=False)
+        return True
+
+    def release(self, holding: Holding, *, donate: bool) -> None:
+        if holding.released:
+            return
+        live = self._require(holding, slot=None)
+        self._tick += 1
+        if donate and holding.slot is not None and holding.position > 0:
+            self._publisher.donate(live, holding.slot, self._tick)
+        for block in reversed(holding.blocks):
+            self._blocks.unref(block, self._tick)
+        if holding.slot is not None:
+            self._slots.unref(holding.slot, self._tick)
+        holding.released = True
+        del self._live[id(holding)]
+
+    def pin_io(self, blocks: Iterable[BlockId], slots: Iterable[SlotId]) -> None:
+        for block in blocks:
+            self._blocks.pin(block)
+        for slot in slots:
+            self._slots.pin(slot)
+
+    def unpin_io(self, blocks: Iterable[BlockId], slots: Iterable[SlotId]) -> None:
+        for block in blocks:
+            self._blocks.unpin(block)
+        for slot in slots:
+            self._slots.unpin(slot)
+
+    def begin_step(self) -> int:
+        self._steps.launched += 1
+        return self._steps.launched
+
+    def end_step(self, step: int) -> None:
+        if step > self._steps.launched:
+            raise ValueError(f"step {step} ended but only {self._steps.launched} were launched")
+        if step > self._steps.done:
+            self._steps.done = step
+            self._blocks.end_step()
+            self._slots.end_step()
+
+    def flush(self) -> int:
+        before = self._blocks.free + self._slots.free
+        while self._evictor.evict_block():
+            pass
+        while self._evictor.evict_slot():
+            pass
+        return self._blocks.free + self._slots.free - before
+
+    def drain_events(self) -> Sequence[CacheEvent]:
+        return self._log.drain()
+
+    def snapshot(self) -> tuple[int, Sequence[CacheEvent]]:
+        last = self._log.sequence
+        stored: list[CacheEvent] = []
+        for node in self._tree.nodes():
+            if node.kv is not None and not self._tree.is_partial(node):
+                stored.append(CacheEvent(last, EventKind.BLOCK_STORED, node.prefix_hash, node.position))
+            for tail in node.states:
+                at = node.state_position(tail)
+                stored.append(CacheEvent(last, EventKind.CHECKPOINT_STORED, node.state_hash(tail), at))
+        return last, stored
+
+    def counts(self) -> dict[str, PoolCounts]:
+        return {self._blocks.name: self._blocks.counts(), self._slots.name: self._slots.counts()}
+
+    def max_request_tokens(self) -> int:
+        return self.geometry.blocks * self._block_tokens if self.geometry.slots else 0
+
+    def check_integrity(self) -> None:
+        holdings = [live.holding for live in self._live.values()]
+        check(self._tree, self._blocks, self._slots, self._evictor, holdings, self.geometry)
+
+    def _execute(self, chain: TokenChain, found: Found, plan: Plan) -> Holding:
+        """Carries out a plan that fits. What is only copied from is referenced meanwhile, so that it is not evicted."""
+        holding = self._hold_path(chain, found, plan.full)
+        source = plan.common.kv if plan.common is not None else None
+        if source is not None:
+            self._blocks.ref(source, self._tick)
+        if plan.checkpoint is not None:
+            self._slots.ref(plan.checkpoint, self._tick)
+        if plan.take_over_block and source is not None:
+            holding.blocks.append(source)
+        holding.blocks += self._evictor.take_blocks(plan.new_blocks)
+        holding.slot = plan.checkpoint if plan.take_over_slot else self._evictor.take_slot()
+        try:
+            if source is not None and not plan.take_over_block:
+                self._copy_block(source, holding.blocks[len(plan.full)])
+            if plan.checkpoint is not None and holding.slot is not None and not plan.take_over_slot:
+                self._copy_slot(plan.checkpoint, holding.slot)
+        except BaseException:
+            self.release(holding, donate=False)
+            raise
+        finally:
+            if source is not None and not plan.take_over_block:
+                self._blocks.unref(source, self._tick, retire=False)
+            if plan.checkpoint is not None and not plan.take_over_slot:
+                self._slots.unref(plan.checkpoint, self._tick, retire=False)
+        self._take_over(plan)
+        holding.written_tokens = holding.hit_attention_tokens = plan.reach_tokens
+        holding.position = holding.resumed_tokens = plan.resume_tokens
+        return holding
+
+    def _take_over(self, plan: Plan) -> None:
+        """The holding has the only reference: what it will write into leaves the tree."""
+        if plan.take_over_block and plan.common is not None and plan.common.kv is not None:
+            assert self._blocks.exclusive(plan.common.kv)
+            self._tree.drop_block(plan.common)
+        if plan.take_over_slot and plan.checkpoint is not None:
+            assert self._slots.exclusive(plan.checkpoint)
+            self._tree.drop_state(plan.checkpoint)
+
+    def _hold_path(self, chain: TokenChain, found: Found, full: Sequence[Node]) -> Holding:
+        """A new holding with references on full blocks; the whole path counts as used now."""
+        self._tick += 1
+        for slot in found.checkpoints.values():
+            self._slots.used[slot] = self._tick
+        holding = Holding(chain, published_blocks=len(full), hit_checkpoints=tuple(found.checkpoints))
+        for node in full:
+            assert node.kv is not None
+            self._blocks.ref(node.kv, self._tick)
+            holding.blocks.append(node.kv)
+        self._live[id(holding)] = Live(holding, full[-1] if full else None)
+        return holding
+
+    def _copy_block(self, source: BlockId, target: BlockId) -> None:
+        self._blocks.fence(source)
+        self._blocks.fence(target)
+        self._copier.copy_block(source, target)
+
+    def _copy_slot(self, source: SlotId, target: SlotId) -> None:
+        self._slots.fence(source)
+        self._slots.fence(target)
+        self._copier.copy_slot(source, target)
+
+    def _require(self, holding: Holding, *, slot: bool | None = True) -> Live:
+        """Raises ValueError for a holding that is released, of another cache, or without (with) a slot."""
+        live = self._live.get(id(holding))
+        if live is None or live.holding is not holding:
+            raise ValueError("this holding is released or belongs to another cache")
+        if slot is not None and slot != (holding.slot is not None):
+            raise ValueError("this holding has no slot yet" if slot else "this holding is complete already")
+        return live
+
+    def _check_fits(self, chain: TokenChain, total_tokens: int) -> None:
+        if total_tokens < len(chain):
+            raise ValueError(f"total_tokens {total_tokens} is less than the chain's {len(chain)}")
+        if total_tokens > self.max_request_tokens():
+            raise TooLong(
+                f"a request of {total_tokens} tokens needs {self._blocks_for(total_tokens)} blocks of {self._block_tokens} "
+                f"tokens and 1 state slot; this worker has {self.geometry.blocks} blocks and {self.geometry.slots} slots, "
+                f"enough for {self.max_request_tokens()} tokens"
+            )
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_tokens)
+
+    def _capacity_tokens(self, holding: Holding) -> int:
+        return len(holding.blocks) * self._block_tokens

@@ -1,0 +1,81 @@
+"""Decides what one reserve will do, before anything is changed. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinflow.cache.base import SlotId
+from twinflow.cache.eviction import Evictor
+from twinflow.cache.pool import Pool
+from twinflow.cache.tree import Found, Node, PrefixTree
+from twinflow.contracts.groups import CacheLayout, GroupKind
+from twinflow.contracts.hashing import TOKEN_BYTES
+from twinflow.contracts.hits import GroupHit, usable_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`take_over_*`: the matched unit itself is used and leaves the tree, otherwise it is copied."""
+
+    full: Sequence[Node]  # shared by reference
+    common: Node | None  # a block whose first tokens are hit
+    reach_tokens: int
+    resume_tokens: int
+    checkpoint: SlotId | None
+    new_blocks: int
+    take_over_block: bool
+    take_over_slot: bool
+
+
+def group_hits(layout: CacheLayout, found: Found, reach_tokens: int) -> tuple[GroupHit, ...]:
+    points = tuple(found.checkpoints)
+    return tuple(
+        GroupHit(g.name, g.kind, reach_tokens)
+        if g.kind is GroupKind.ATTENTION
+        else GroupHit(g.name, g.kind, points[-1] if points else 0, points)
+        for g in layout.groups
+    )
+
+
+class Planner:
+    """Reads the tree and the pools, never changes them."""
+
+    def __init__(self, layout: CacheLayout, tree: PrefixTree, slots: Pool[SlotId], evictor: Evictor) -> None:
+        self._layout = layout
+        self._tree = tree
+        self._slots = slots
+        self._evictor = evictor
+
+    def plan(self, found: Found, prompt_tokens: int, total_blocks: int) -> Plan | None:
+        """None when it does not fit now."""
+        plan = self._plan(found, found.common, prompt_tokens, total_blocks)
+        if plan is None and found.common is not None:
+            # The block to copy from may be the very one that is needed: without it an idle cache always has room.
+            plan = self._plan(found, None, prompt_tokens, total_blocks)
+        return plan
+
+    def _plan(self, found: Found, common: Node | None, prompt_tokens: int, total_blocks: int) -> Plan | None:
+        block_tokens = self._layout.block_tokens
+        reach = len(found.full) * block_tokens + (found.common_tokens if common is not None else 0)
+        resume = usable_tokens(group_hits(self._layout, found, reach), prompt_tokens)
+        checkpoint = found.checkpoints[resume] if resume else None
+
+        # Extending a block in place loses nothing only where the whole of it is a prefix of this prompt.
+        take_block = (
+            common is not None
+            and self._tree.is_partial(common)
+            and found.common_tokens * TOKEN_BYTES == len(common.tokens)
+            and self._tree.evictable(common)
+        )
+        new_blocks = total_blocks - len(found.full) - take_block
+        matched = [*found.full, common] if common is not None else found.full
+        # What was just matched cannot be evicted for it.
+        if new_blocks > self._evictor.available_blocks() - sum(self._tree.evictable(n) for n in matched):
+            return None
+
+        idle = checkpoint is not None and self._slots.reclaimable[checkpoint]
+        others = self._evictor.available_slots() - idle
+        # A checkpoint inside a block is the end of one conversation; one at a boundary is what siblings share.
+        take_slot = idle and (resume % block_tokens != 0 or not others)
+        if not take_slot and not others:
+            return None
+        return Plan(found.full, common, reach, resume, checkpoint, new_blocks, take_block, take_slot)

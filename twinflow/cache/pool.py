@@ -1,0 +1,173 @@
+"""The units of one kind (blocks, or slots) and who owns each of them.
+
+A unit is in exactly one state, derived from four facts: references, I/O pins, whether the tree publishes it, and the last
+launched step that may touch it. Every mutator changes one fact and settles the unit, so that counters cost O(changed).
+
+The pool knows neither tokens nor the tree: a listener is told when a unit becomes reclaimable or stops being so.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Generic, TypeVar
+
+from twinflow.cache.base import PoolCounts
+
+U = TypeVar("U", bound=int)
+
+
+class UnitState(IntEnum):
+    FREE = 0
+    CACHED = 1  # published, no reference
+    HELD = 2  # referenced, or released while a launched step may still touch it
+    DOOMED = 3  # released, never published, and I/O may still write to it
+
+
+class StepClock:
+    """Numbers of the forward passes, shared by both pools. Steps in (done, launched] are unfinished."""
+
+    def __init__(self) -> None:
+        self.launched = 0
+        self.done = 0
+
+
+class Pool(Generic[U]):
+    """`unit` makes an id of this pool from an index (a NewType), so that ids of two pools cannot be mixed."""
+
+    def __init__(self, name: str, total: int, unit: Callable[[int], U], steps: StepClock) -> None:
+        self.name = name
+        self.total = total
+        self.state = [UnitState.FREE] * total
+        self.refs = [0] * total
+        self.pins = [0] * total
+        self.published = [False] * total
+        self.used = [0] * total  # tick of the last use, for eviction
+        self.reclaimable = [False] * total  # cached and without I/O: may be evicted
+        self.reclaimable_count = 0
+        self.listener: Callable[[U, bool], None] | None = None
+        self._steps = steps
+        self.units = [unit(i) for i in range(total)]
+        self._free = list(self.units)  # a heap: lowest index first
+        self._count = [total, 0, 0, 0]  # by UnitState
+        self._pinned = 0
+        self._retired = [0] * total  # step that must be done before the unit changes owner
+        self._retiring: deque[tuple[int, U]] = deque()  # ascending steps
+        self._fence = [0] * total  # step that must be done before anything off the compute stream may write here
+        self._fenced: set[U] = set()
+
+    @property
+    def free(self) -> int:
+        return self._count[UnitState.FREE]
+
+    def counts(self) -> PoolCounts:
+        free, cached, held, doomed = self._count
+        return PoolCounts(self.total, free, cached, held, doomed, self._pinned)
+
+    def free_units(self) -> list[U]:
+        return sorted(self._free)
+
+    def exclusive(self, u: U, *, references: int = 1) -> bool:
+        """Whether the one holder of `u` may write into it, move it or take it over: one reference (a lease is one), no
+        I/O, no unfinished step of an earlier owner. With `references` 0: whether nobody has it and it may be evicted."""
+        return self.refs[u] == references and not self.pins[u] and self._retired[u] <= self._steps.done
+
+    def available(self, *, off_stream: bool) -> int:
+        """Free units. `off_stream`: only those that no copy queued on the compute stream still reads or writes."""
+        return self.free - (self._fenced_in(UnitState.FREE) if off_stream else 0)
+
+    def fenced_reclaimable(self) -> int:
+        """Published units that could be evicted but not yet be written off the compute stream."""
+        return sum(self.reclaimable[u] for u in self._fenced)
+
+    def take(self, count: int, *, off_stream: bool = False) -> list[U]:
+        """`count` free units with one reference each, lowest first. The caller has made sure that they are there."""
+        taken: list[U] = []
+        skipped: list[U] = []
+        while len(taken) < count:
+            u = heapq.heappop(self._free)
+            (skipped if off_stream and self._fence[u] > self._steps.done else taken).append(u)
+        for u in skipped:
+            heapq.heappush(self._free, u)
+        for u in taken:
+            self.refs[u] = 1
+            self._settle(u)
+        return taken
+
+    def ref(self, u: U, tick: int) -> None:
+        self.refs[u] += 1
+        self.used[u] = tick
+        self._settle(u)
+
+    def unref(self, u: U, tick: int, *, retire: bool = True) -> None:
+        """Drops a reference. `retire`: steps launched so far may touch the unit, so it stays held until they are done."""
+        if self.refs[u] < 1:
+            raise ValueError(f"{self.name} {u} has no reference to drop")
+        self.refs[u] -= 1
+        self.used[u] = tick
+        if retire and self._steps.launched > self._steps.done:
+            self._retired[u] = self._steps.launched
+            self._retiring.append((self._steps.launched, u))
+        self._settle(u)
+
+    def publish(self, u: U) -> None:
+        self.published[u] = True
+        self._settle(u)
+
+    def unpublish(self, u: U) -> None:
+        self.published[u] = False
+        self._settle(u)
+
+    def pin(self, u: U) -> None:
+        if not 0 <= u < self.total or self.state[u] is UnitState.FREE:
+            raise ValueError(f"{self.name} {u} is not in use and cannot be the source or destination of I/O")
+        self.pins[u] += 1
+        self._pinned += self.pins[u] == 1
+        self._settle(u)
+
+    def unpin(self, u: U) -> None:
+        if not 0 <= u < self.total or not self.pins[u]:
+            raise ValueError(f"{self.name} {u} is not pinned by I/O")
+        self.pins[u] -= 1
+        self._pinned -= self.pins[u] == 0
+        self._settle(u)
+
+    def fence(self, u: U) -> None:
+        """A copy was queued on the compute stream that reads or writes `u`; it is done when the next step is done."""
+        self._fence[u] = self._steps.launched + 1
+        self._fenced.add(u)
+
+    def end_step(self) -> None:
+        """The clock's `done` has moved: units retired up to it change state."""
+        while self._retiring and self._retiring[0][0] <= self._steps.done:
+            self._settle(self._retiring.popleft()[1])
+        if self._fenced:
+            self._fenced = {u for u in self._fenced if self._fence[u] > self._steps.done}
+
+    def expected_state(self, u: U) -> UnitState:
+        """The state that follows from the unit's facts."""
+        if self.refs[u]:
+            return UnitState.HELD
+        if self.pins[u] and not self.published[u]:
+            return UnitState.DOOMED
+        if self._retired[u] > self._steps.done:
+            return UnitState.HELD
+        return UnitState.CACHED if self.published[u] else UnitState.FREE
+
+    def _fenced_in(self, state: UnitState) -> int:
+        return sum(self.state[u] is state for u in self._fenced)
+
+    def _settle(self, u: U) -> None:
+        before, after = self.state[u], self.expected_state(u)
+        if after is not before:
+            self.state[u] = after
+            self._count[before] -= 1
+            self._count[after] += 1
+            if after is UnitState.FREE:
+                heapq.heappush(self._free, u)
+        reclaimable = self.published[u] and self.exclusive(u, references=0)
+        if reclaimable != self.reclaimable[u]:
+            self.reclaimable[u] = reclaimable
+            self.reclaimable_count += 1 if reclaimable else -1
+            if self.listener is not None:
+                self.listener(u, reclaimable)

@@ -1,0 +1,86 @@
+"""Puts one engine together from its settings; the only place where backends are chosen."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from twinflow.cache.arena import Arena, ArenaGeometry
+from twinflow.cache.hybrid import HybridCache
+from twinflow.contracts.errors import ModelError
+from twinflow.contracts.workers import Role
+from twinflow.engine.base import EngineConfig, Ready
+from twinflow.engine.core import Engine
+from twinflow.models.base import HybridModel
+from twinflow.models.loader import load_model
+from twinflow.transfer.base import PeerArena, Transport
+from twinflow.transfer.thread import PullFinished, TransferThread
+
+log = logging.getLogger(__name__)
+
+TransportFactory = Callable[[str, Arena], Transport]
+
+GENERATION = 1  # one transfer generation per process
+
+
+def build_engine(
+    config: EngineConfig, on_pull: Callable[[PullFinished], None], transport: TransportFactory | None
+) -> tuple[Engine, Ready]:
+    """Loads the model, allocates and registers the arena, warms up. Raises ModelError, or ValueError for a bad setting.
+
+    `on_pull` is called from the transfer thread. `transport` None = a worker that neither gives nor takes.
+    """
+    torch.set_num_threads(config.threads)
+    model = load_model(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        block_tokens=config.block_tokens,
+        state_dtype=config.state_dtype,
+    )
+    try:
+        geometry = ArenaGeometry.split(model.layout, config.cache_bytes, config.max_running + config.checkpoint_slots)
+    except ValueError as error:
+        raise ModelError(str(error), param="cache_bytes") from error
+    arena = Arena(model.layout, geometry, config.device)
+    cache = HybridCache(model.layout, geometry, arena)
+    agent = f"{config.worker_id}/{config.incarnation}/{GENERATION}"
+    link = transport(agent, arena) if transport else None
+    thread = TransferThread(link, on_pull, serve=config.role is not Role.DECODE) if link else None
+    engine = Engine(config, model, arena, cache, thread)
+    return engine, _ready(config, model, arena, cache, link)
+
+
+def _ready(
+    config: EngineConfig, model: HybridModel, arena: Arena, cache: HybridCache, link: Transport | None
+) -> Ready:
+    geometry = arena.geometry
+    peer = None
+    if link is not None:
+        peer = PeerArena(
+            worker_id=config.worker_id,
+            incarnation=config.incarnation,
+            generation=GENERATION,
+            base_address=arena.base_address,
+            total_bytes=geometry.total_bytes,
+            block_bytes=geometry.block_bytes,
+            slot_bytes=geometry.slot_bytes,
+            blocks=geometry.blocks,
+            slots=geometry.slots,
+            memory="DRAM" if config.device == "cpu" else "VRAM",
+            device_id=0 if config.device == "cpu" else torch.device(config.device).index or 0,
+            agent_name=link.agent_name,
+            agent_metadata=link.agent_metadata,
+        )
+    return Ready(
+        model_id=model.layout.model_id,
+        fingerprint=model.layout.fingerprint(),
+        layout=model.layout.describe(),
+        max_model_tokens=model.max_model_tokens,
+        max_request_tokens=min(cache.max_request_tokens(), model.max_model_tokens),
+        block_tokens=model.layout.block_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        arena=peer,
+        arena_bytes=geometry.total_bytes,
+    )

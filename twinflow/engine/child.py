@@ -1,0 +1,57 @@
+"""Inside the engine process: build, say `Ready`, loop until told to stop or the front is gone."""
+
+import gc
+import logging
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+
+from twinflow.cache.arena import Arena
+from twinflow.contracts.errors import TwinflowError
+from twinflow.engine.base import EngineConfig, Ready, Report, Shutdown
+from twinflow.engine.build import build_engine
+from twinflow.engine.loop import Inbox, run_loop
+from twinflow.transfer.base import Transport
+from twinflow.transfer.nixl import NixlTransport
+
+log = logging.getLogger(__name__)
+
+
+def main(config: EngineConfig, pipe: Connection) -> None:
+    """Serves one front over `pipe`. Ctrl-C is the front's to handle: it sends `Shutdown`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
+    inbox: Inbox = Inbox()
+    try:
+        engine, ready = build_engine(config, inbox.put, _transport if config.transport == "nixl" else None)
+    except (TwinflowError, ValueError) as error:
+        pipe.send(Ready(error=str(error)))
+        return
+    gc.freeze()  # the model's objects stay; later collections need not walk them
+    pipe.send(ready)
+    threading.Thread(target=_receive, args=(pipe, inbox), name="inbox", daemon=True).start()
+
+    def send(report: Report) -> None:
+        try:
+            pipe.send(report)
+        except OSError:  # the front is gone; its reader thread has already asked for shutdown
+            inbox.put(Shutdown())
+
+    run_loop(engine, inbox, send)
+    engine.close()
+    pipe.close()
+    os._exit(0)  # a READ that never ends may keep a transport thread; nothing here is worth waiting for
+
+
+def _receive(pipe: Connection, inbox: Inbox) -> None:
+    try:
+        while True:
+            inbox.put(pipe.recv())
+    except (EOFError, OSError):
+        inbox.put(Shutdown())
+
+
+def _transport(agent_name: str, arena: Arena) -> Transport:
+    device = arena.storage.device
+    return NixlTransport(agent_name, arena.storage, "DRAM" if device.type == "cpu" else "VRAM", device.index or 0)

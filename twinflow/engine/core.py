@@ -1,0 +1,399 @@
+"""The engine: one object, one thread, one `turn` at a time: commands in, at most one mixed step, one report out.
+
+    turn(commands) = handle each command → admit waiting requests → run one step → report
+
+It never blocks and never raises: an error belongs to the request that caused it and ends that request alone.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from twinflow.cache.arena import Arena
+from twinflow.cache.base import Cache
+from twinflow.contracts.errors import (
+    BadRequest,
+    HandoffFailed,
+    Internal,
+    NoCapacity,
+    TooLong,
+    TwinflowError,
+    from_reason,
+)
+from twinflow.contracts.hashing import TokenChain, unpack_tokens
+from twinflow.contracts.requests import RequestStats
+from twinflow.contracts.workers import Load
+from twinflow.engine import base
+from twinflow.engine.base import Done, EngineConfig, Generated, Matched, Mode, Notice, Report
+from twinflow.engine.offers import Offers
+from twinflow.engine.pulls import Pulls
+from twinflow.engine.runner import Runner
+from twinflow.engine.schedule import SequenceView, plan_step
+from twinflow.engine.sequence import Phase, Sequence
+from twinflow.models.base import HybridModel
+from twinflow.transfer.thread import PullFinished, TransferThread
+
+log = logging.getLogger(__name__)
+
+Inbound = base.Command | PullFinished
+
+
+class Engine:
+    """Owns every sequence of one worker. `transfer` is None for an aggregated worker without a transport."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: HybridModel,
+        arena: Arena,
+        cache: Cache,
+        transfer: TransferThread | None,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.cache = cache
+        self.fingerprint = model.layout.fingerprint()
+        self.sequences: dict[str, Sequence] = {}
+        self.waiting: deque[Sequence] = deque()
+        self.running: dict[str, Sequence] = {}
+        self.stopping = False
+        self.runner = Runner(model, arena, cache, config.max_running, config.device)
+        self.transfer = transfer
+        verify = config.verify == "checksum"
+        self.offers = Offers(arena, cache, self.fingerprint, verify)
+        self.pulls = Pulls(arena, cache, self.fingerprint, transfer, verify, reserve=self._enqueue)
+        self._notices: list[Notice] = []
+        self._serving = False
+
+    def close(self) -> None:
+        """Destroys the transport; after it no posted read writes into the arena."""
+        self.pulls.close()
+
+    # ---- the loop's view ----
+
+    @property
+    def busy(self) -> bool:
+        """A step can run right now."""
+        return bool(self.running)
+
+    @property
+    def idle(self) -> bool:
+        return not self.sequences
+
+    def turn(self, inbound: Iterable[Inbound]) -> Report | None:
+        """One turn; None when nothing changed that anybody needs to know."""
+        commands = list(inbound)
+        for command in commands:
+            self._handle(command)
+        self._admit()
+        stepped = self._step() if self.running else False
+        self._tell_transfer()
+        events = tuple(self.cache.drain_events())
+        if not (commands or stepped or events or self._notices):
+            return None
+        notices, self._notices = tuple(self._notices), []
+        return Report(notices, events, self._load(), self.cache.counts())
+
+    # ---- commands ----
+
+    def _handle(self, command: Inbound) -> None:
+        name = getattr(command, "id", None)
+        try:
+            self._dispatch(command)
+        except TwinflowError as error:
+            if name in self.sequences:
+                self._fail(self.sequences[name], error)
+            elif isinstance(command, base.Submit):
+                self._done(command.request.id, RequestStats(), error)
+        except Exception as error:  # the edge of the loop: a defect ends one request, not the worker
+            log.exception("command %s failed", type(command).__name__)
+            if name in self.sequences:
+                self._fail(self.sequences[name], Internal(f"{type(error).__name__}: {error}"))
+
+    def _dispatch(self, command: Inbound) -> None:
+        match command:
+            case base.Submit():
+                self._submit(command)
+            case base.RunLocal(id):
+                if sequence := self._in_phase(id, Phase.MATCHED):
+                    self._enqueue(sequence)
+            case base.PullFrom(id, peer):
+                if sequence := self._in_phase(id, Phase.MATCHED):
+                    self.pulls.open(sequence, peer)
+            case base.BlocksAnnounced():
+                if (sequence := self.sequences.get(command.id)) and sequence.intake:
+                    self._notices += self.pulls.announced(sequence, command)
+            case base.FirstTokenArrived(id, sample):
+                if (sequence := self.sequences.get(id)) and sequence.intake:
+                    self._first_token(sequence, sample)
+            case base.PrefillFinished():
+                if (sequence := self.sequences.get(command.id)) and sequence.intake:
+                    self._notices += self.pulls.finished(sequence, command)
+            case base.Confirm(id):
+                if sequence := self._in_phase(id, Phase.PULLING):
+                    self._confirmed(sequence)
+            case PullFinished():
+                self._pull_finished(command)
+            case base.HandoffFailed(id, reason, message):
+                if sequence := self.sequences.get(id):
+                    self._fail(sequence, from_reason(reason, message))
+            case base.PeerGone(key):
+                self.pulls.forget(key)
+            case base.Cancel(id) | base.EndLease(id):
+                if sequence := self.sequences.get(id):
+                    self._end(sequence, donate=True)
+            case _:
+                self._control(command)
+
+    def _control(self, command: Inbound) -> None:
+        match command:
+            case base.Flush(token):
+                self._notices.append(base.Flushed(token, self.cache.flush()))
+            case base.Inspect(token):
+                try:
+                    self.cache.check_integrity()
+                    problem = ""
+                except AssertionError as error:
+                    problem = str(error) or "integrity check failed"
+                self._notices.append(base.Inspected(token, self.cache.counts(), tuple(self.sequences), problem))
+            case base.Resync(token):
+                # events not yet reported are part of the snapshot; they follow it with lower numbers and are ignored
+                sequence, events = self.cache.snapshot()
+                self._notices.append(base.CacheSnapshot(token, sequence, tuple(events)))
+            case base.Shutdown():
+                for each in list(self.sequences.values()):
+                    self._end(each, donate=False)
+                self.stopping = True
+
+    def _in_phase(self, id: str, phase: Phase) -> Sequence | None:
+        sequence = self.sequences.get(id)
+        return sequence if sequence and sequence.phase is phase else None
+
+    def _submit(self, command: base.Submit) -> None:
+        request = command.request
+        if request.id in self.sequences:
+            return
+        chain = TokenChain(request.root, self.model.layout.block_tokens, request.prompt + request.forced)
+        forced = unpack_tokens(request.forced)
+        sequence = Sequence(request, command.mode, chain, Phase.WAITING, generated=forced)
+        sequence.prompt = chain.tokens(0, request.prompt_tokens)
+        sequence.have_tokens = command.have_tokens
+        self._check_request(sequence)
+        self.sequences[request.id] = sequence
+        if command.mode is not Mode.CLAIM:
+            self._enqueue(sequence)
+            return
+        found = self.cache.match(chain)
+        sequence.holding = self.cache.hold_prefix(chain)
+        sequence.stats = RequestStats(
+            prompt_tokens=sequence.start_tokens,
+            decode_attention_tokens=found.attention_tokens,
+            decode_checkpoints=found.checkpoints,
+        )
+        sequence.phase = Phase.MATCHED
+        held = len(sequence.holding.blocks) * chain.block_tokens
+        self._notices.append(Matched(request.id, found.hits, found.usable_tokens, held, sequence.start_tokens))
+
+    def _check_request(self, sequence: Sequence) -> None:
+        """Raises BadRequest or TooLong with the numbers; the router checks too, but an engine trusts nobody."""
+        request, limit = sequence.request, self.model.max_model_tokens
+        if not request.prompt:
+            raise BadRequest("the prompt has no tokens", param="prompt")
+        worst = max(max(sequence.prompt), *(sequence.generated or [0]))
+        if worst >= self.model.vocab_size:
+            raise BadRequest(f"token id {worst} is outside the vocabulary of {self.model.vocab_size}", param="prompt")
+        if request.sampling.max_tokens <= len(sequence.generated):
+            raise BadRequest(
+                f"max_tokens={request.sampling.max_tokens} leaves nothing to generate "
+                f"after {len(sequence.generated)} tokens",
+                param="max_tokens",
+            )
+        for what, top in (("the model's context", limit), ("this worker's cache", self.cache.max_request_tokens())):
+            if sequence.total_tokens > top:
+                raise TooLong(
+                    f"{sequence.start_tokens} prompt tokens + "
+                    f"{sequence.total_tokens - sequence.start_tokens} to generate exceed {what} of {top} tokens; "
+                    f"shorten the prompt or lower max_tokens",
+                    param="max_tokens",
+                )
+        if sequence.have_tokens % sequence.chain.block_tokens or sequence.have_tokens > sequence.start_tokens:
+            raise BadRequest(f"have_tokens={sequence.have_tokens} is no whole number of this prompt's blocks")
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.phase = Phase.WAITING
+        sequence.waiting_since_s = time.monotonic()
+        self.waiting.append(sequence)
+
+    # ---- admission ----
+
+    def _admit(self) -> None:
+        """In order, all groups or none. The head waits for memory; nobody overtakes it."""
+        if self.waiting and not self.running:
+            self.runner.settle()  # no step is coming that would release what the last copies fence
+        while self.waiting and self._active() < self.config.max_running:
+            sequence = self.waiting[0]
+            try:
+                if not self._reserve(sequence):
+                    break
+            except TooLong as error:
+                self._fail(sequence, error)
+                continue
+            self.waiting.popleft()
+            if sequence.intake:
+                sequence.phase = Phase.PULLING
+                self._receive(sequence)
+            else:
+                self._start(sequence)
+        self._expire()
+
+    def _active(self) -> int:
+        """Sequences that have, or will have without asking again, a row in the step's tables."""
+        return len(self.running) + sum(s.phase is Phase.PULLING for s in self.sequences.values())
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        if sequence.intake:
+            assert sequence.holding is not None
+            return self.cache.complete(sequence.holding, sequence.total_tokens)
+        holding = self.cache.reserve(sequence.chain, sequence.total_tokens)
+        if holding is None:
+            return False
+        claimed, sequence.holding = sequence.holding, holding
+        if claimed is not None:  # the claim kept the hit alive until here
+            self.cache.release(claimed, donate=False)
+        return True
+
+    def _receive(self, sequence: Sequence) -> None:
+        try:
+            self._notices += self.pulls.reserved(sequence)
+        except TwinflowError as error:
+            self._fail(sequence, error)
+
+    def _expire(self) -> None:
+        """Only hand-offs: the other side keeps a lease meanwhile. A local request waits for its turn or a cancel."""
+        now = time.monotonic()
+        for sequence in [s for s in self.waiting if s.intake]:
+            waited = now - sequence.waiting_since_s
+            if waited > self.config.reserve_wait_s:
+                free = self._load()
+                self._fail(
+                    sequence,
+                    NoCapacity(
+                        f"no memory for {sequence.total_tokens} tokens within {waited:.1f} s: {free.free_blocks} of "
+                        f"{free.total_blocks} blocks and {free.free_slots} of {free.total_slots} slots are free"
+                    ),
+                )
+
+    def _start(self, sequence: Sequence) -> None:
+        assert sequence.holding is not None
+        sequence.phase = Phase.RUNNING
+        self.runner.tables.assign(sequence)
+        self.running[sequence.id] = sequence
+        sequence.note_hits()
+        if sequence.mode is Mode.OFFER:
+            self._notices += self.offers.announce(sequence)
+
+    # ---- the step ----
+
+    def _step(self) -> bool:
+        running = [(s, s.holding) for s in self.running.values() if s.holding]
+        views = [SequenceView(s.id, held.position, len(s.chain), s.cut) for s, held in running]
+        plan = plan_step(views, self.config.step_tokens, self.config.chunk_tokens)
+        parts = [(self.running[c.id], c.tokens) for c in plan]
+        try:
+            samples = self.runner.run(parts)
+        except Exception as error:  # the edge of the loop: the step's requests end, the worker serves on
+            log.exception("step of %d sequences failed", len(parts))
+            for sequence, _ in parts:
+                self._fail(sequence, Internal(f"step failed: {type(error).__name__}: {error}"))
+            return True
+        for sequence, _ in parts:
+            if sequence.mode is Mode.OFFER:
+                self._notices += self.offers.announce(sequence)
+        for sequence, sample in samples:
+            self._notices.append(Generated(sequence.id, (sample,)))
+            if sequence.mode is Mode.OFFER:
+                self._leave_step(sequence)
+                sequence.phase = Phase.LEASED
+                self._notices.append(self.offers.complete(sequence))
+            elif sample.finish:
+                self._end(sequence, donate=True)
+        return True
+
+    # ---- hand-off, decode side ----
+
+    def _first_token(self, sequence: Sequence, sample: base.Sample) -> None:
+        if sequence.first is not None:
+            raise HandoffFailed("the prefill worker sent two first tokens")
+        sequence.first = sample
+        if sample.finish:  # nothing more will be computed: no pull is needed
+            self._end(sequence, donate=False)
+
+    def _pull_finished(self, event: PullFinished) -> None:
+        """Also of sequences that are over: their memory is doomed until this moment."""
+        sequence, actions = self.pulls.pull_finished(event)
+        if sequence is None or sequence.id not in self.sequences:
+            return
+        try:
+            self._notices += self.pulls.proceed(sequence, actions)
+        except TwinflowError as error:
+            self._fail(sequence, error)
+
+    def _confirmed(self, sequence: Sequence) -> None:
+        if sequence.first is None:
+            raise HandoffFailed("the prefill worker confirmed without a first token")
+        self.pulls.confirm(sequence)
+        sequence.generated.append(sequence.first.token_id)
+        sequence.chain.append([sequence.first.token_id])
+        sequence.phase = Phase.RUNNING
+        self.runner.tables.assign(sequence)
+        self.running[sequence.id] = sequence
+
+    # ---- ends ----
+
+    def _leave_step(self, sequence: Sequence) -> None:
+        self.running.pop(sequence.id, None)
+        self.runner.tables.free(sequence)
+
+    def _end(self, sequence: Sequence, *, donate: bool, error: TwinflowError | None = None) -> None:
+        """The one way out: every structure forgets the sequence, its memory goes back, one `Done` is sent."""
+        self._leave_step(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self.sequences.pop(sequence.id, None)
+        self.pulls.cancel(sequence)
+        if sequence.holding is not None:
+            valid = donate and sequence.phase in (Phase.RUNNING, Phase.LEASED)
+            self.cache.release(sequence.holding, donate=valid)
+        self._done(sequence.id, sequence.stats, error)
+
+    def _fail(self, sequence: Sequence, error: TwinflowError) -> None:
+        self._end(sequence, donate=False, error=error)
+
+    def _done(self, id: str, stats: RequestStats, error: TwinflowError | None) -> None:
+        if error is None:
+            self._notices.append(Done(id, stats))
+        else:
+            self._notices.append(Done(id, stats, error.reason, error.message, error.param))
+
+    def _tell_transfer(self) -> None:
+        """Peers read from us while hand-offs are open here: over some transports that takes our thread's help."""
+        serving = any(s.mode is Mode.OFFER for s in self.sequences.values())
+        if self.transfer is not None and serving != self._serving:
+            self._serving = serving
+            self.transfer.serving(serving)
+
+    def _load(self) -> Load:
+        counts = self.cache.counts()
+        blocks, slots = (counts[g.name] for g in (self.model.layout.attention, self.model.layout.state))
+        todo = sum(len(s.chain) - s.holding.position for s in self.running.values() if s.holding)
+        todo += sum(s.start_tokens for s in self.waiting if not s.intake)
+        return Load(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            queued_prefill_tokens=todo,
+            free_blocks=blocks.free + blocks.cached,
+            total_blocks=blocks.total,
+            free_slots=slots.free + slots.cached,
+            total_slots=slots.total,
+        )

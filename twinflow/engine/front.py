@@ -1,0 +1,275 @@
+"""The front process of a worker, whatever its role: engine, server, registration, and the one reader of engine reports.
+
+    async with open_front(config, engine, make_role) as front:    loaded, served, registered
+        await front.wait()                                        raises Internal when the engine dies
+    … deregistered, streams ended, requests cancelled, engine closed
+
+A role (`services.prefill`, `services.decode`) adds what it does with requests and with the engine's notices.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from grpc import aio
+
+from twinflow.contracts.errors import BadRequest, Internal, TwinflowError
+from twinflow.contracts.workers import Load, Role, WorkerRecord
+from twinflow.engine.base import CacheSnapshot, Cancel, EngineConfig, Flushed, Inspected, Notice, Ready, Report
+from twinflow.engine.client import EngineClient
+from twinflow.engine.routers import RouterStreams, Submissions
+from twinflow.node.handshake import Layout
+from twinflow.node.pulse import SessionTimes
+from twinflow.node.registry.direct import DirectRegistration
+from twinflow.node.server import NodeServer, stop_signals
+from twinflow.node.settings import read_settings
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 1.0  # for streams to end by themselves once everything on them is over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontConfig:
+    """Settings of any worker; a role's config adds its own. `engine` says what runs behind, its incarnation is drawn at
+    start."""
+
+    engine: EngineConfig
+    session: SessionTimes = field(default_factory=SessionTimes)
+    host: str = "127.0.0.1"  # where the gRPC server listens
+    port: int = 0  # 0 = any free one
+    advertise: str = ""  # host:port that other processes dial; "" = host and port (the host's name for a wildcard)
+    router: tuple[str, ...] = ()  # gRPC addresses of the routers to register at
+    served_model: str = ""  # name that clients use; "" = last part of the model's folder or hub id
+    log_level: str = "INFO"
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model or self.engine.model.rstrip("/").rsplit("/", 1)[-1]
+
+
+C = TypeVar("C", bound=FrontConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The options of a worker that end in `EngineConfig` and stand at the top level."""
+
+    model: str = ""  # folder or hub id
+    worker_id: str = ""  # unique in the cluster; "" = role, host and process id
+    role: Role | None = None
+
+
+def load_config(kind: type[C], prog: str, argv: Sequence[str], roles: Sequence[Role]) -> C:
+    """From `--config file.toml` and options; the latter win. `roles`: what this service can be, the default first.
+    Raises BadRequest naming the setting."""
+    tables: dict[str, tuple[type, ...]] = {"": (Identity, kind), "engine": (EngineConfig,), "session": (SessionTimes,)}
+    hidden = {f"engine.{name}" for name in ("model", "worker_id", "incarnation", "role")}
+    values = read_settings(prog, tables, argv, hidden, description=f"A {roles[0].value} worker.")
+    own = values[""]
+    identity = Identity(**{f.name: own.pop(f.name) for f in dataclasses.fields(Identity) if f.name in own})
+    role = identity.role or roles[0]
+    if role not in roles:
+        raise BadRequest(f"role {role.value!r} is not one of {', '.join(r.value for r in roles)}", param="role")
+    if not identity.model:
+        raise BadRequest("no model: give --model, a folder or a hub id", param="model")
+    worker_id = identity.worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
+    engine = EngineConfig(model=identity.model, worker_id=worker_id, incarnation="", role=role, **values["engine"])
+    return kind(engine=engine, session=SessionTimes(**values["session"]), **own)
+
+
+class RoleService(Submissions, Protocol):
+    """What a role adds. Everything is called on the front's loop and must not block."""
+
+    def add_to(self, server: aio.Server) -> None:
+        """Registers the gRPC servicer."""
+        ...
+
+    def notice(self, notice: Notice) -> None:
+        """A notice about a request."""
+        ...
+
+    def engine_lost(self, error: TwinflowError) -> None:
+        """Every request ends with this error."""
+        ...
+
+    async def close(self) -> None:
+        """Ends sessions and cancels what still runs."""
+        ...
+
+
+class Front:
+    """What every role shares once the engine is ready; built by `open_front`."""
+
+    def __init__(self, config: FrontConfig, engine: EngineClient) -> None:
+        engine_config = dataclasses.replace(config.engine, incarnation=secrets.token_hex(8))
+        self.config = dataclasses.replace(config, engine=engine_config)
+        self.engine = engine
+        self.ready = Ready()
+        self.address = ""
+        self.load = Load()
+        self.routers = RouterStreams(self.record, engine.send, config.session)
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return self.config.engine.worker_id
+
+    @property
+    def incarnation(self) -> str:
+        return self.config.engine.incarnation
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.worker_id, self.ready.fingerprint, self.ready.layout)
+
+    def record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=self.worker_id,
+            incarnation=self.incarnation,
+            role=self.config.engine.role,
+            addresses=(self.address,),
+            model=self.config.model_name,
+            fingerprint=self.ready.fingerprint,
+            max_model_tokens=self.ready.max_model_tokens,
+            max_request_tokens=self.ready.max_request_tokens,
+            block_tokens=self.ready.block_tokens,
+            load=self.load,
+        )
+
+    def read_reports(self, role: RoleService) -> None:
+        """Starts the one task that reads the engine."""
+        self._reader = asyncio.create_task(self._read(role), name="engine-reports")
+
+    async def wait(self) -> None:
+        """For ever, that is until cancelled. Raises Internal if the engine ends first."""
+        assert self._reader is not None
+        await asyncio.shield(self._reader)
+        raise Internal("the engine has shut down by itself")
+
+    async def _read(self, role: RoleService) -> None:
+        try:
+            async for report in self.engine.reports():
+                self._handle(report, role)
+        except TwinflowError as e:
+            role.engine_lost(e)
+            raise
+
+    def _handle(self, report: Report, role: RoleService) -> None:
+        if report.load != self.load:
+            self.load = report.load
+        for notice in report.notices:
+            try:
+                self._dispatch(notice, role)
+            except Exception:  # process edge: what another process said must not stop this one
+                log.exception("a %s could not be handled", type(notice).__name__)
+                if not isinstance(notice, Flushed | Inspected | CacheSnapshot):
+                    self.engine.send(Cancel(notice.id))
+        self.routers.publish(report.events)
+
+    def _dispatch(self, notice: Notice, role: RoleService) -> None:
+        match notice:
+            case CacheSnapshot():
+                self.routers.snapshot(notice)
+            case Flushed() | Inspected():
+                pass
+            case _:
+                role.notice(notice)
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        await self.engine.close()
+
+
+@contextlib.asynccontextmanager
+async def open_front(
+    config: FrontConfig, engine: EngineClient, make_role: Callable[[Front], RoleService]
+) -> AsyncIterator[Front]:
+    """Starts everything, registers once all is ready, and ends everything in the opposite order."""
+    front = Front(config, engine)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(front.close)
+        front.ready = await engine.start(front.config.engine)
+        role = make_role(front)
+        server = NodeServer(role.add_to)
+        port = await server.start(config.host, config.port)
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        front.address = config.advertise or f"{reachable(config.host)}:{port}"
+        front.read_reports(role)
+        stack.push_async_callback(role.close)
+        stack.callback(front.routers.close)
+        await server.serving()
+        registration = asyncio.create_task(DirectRegistration(config.router, front.record).run(), name="registration")
+        stack.push_async_callback(_cancelled, registration)
+        log.info(ready_line(front))
+        yield front
+        log.info("%s is stopping", front.worker_id)
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def reachable(host: str) -> str:
+    """The name under which others reach a server bound to `host`."""
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host
+
+
+def ready_line(front: Front) -> str:
+    """Role, address, model, fingerprint, arena, transport: one line once a worker serves."""
+    ready, engine = front.ready, front.config.engine
+    arena = "no arena to read from"
+    if ready.arena is not None:
+        a = ready.arena
+        arena = (
+            f"arena {a.total_bytes >> 20} MiB {a.memory}: up to {a.blocks} blocks of {a.block_bytes} B"
+            f" or {a.slots} slots of {a.slot_bytes} B"
+        )
+    return (
+        f"ready: {engine.role.value} worker {engine.worker_id} at {front.address}, model {front.config.model_name}"
+        f", fingerprint {ready.fingerprint}, {arena}, transport {engine.transport}, incarnation {engine.incarnation}"
+    )
+
+
+async def run_front(config: FrontConfig, engine: EngineClient, make_role: Callable[[Front], RoleService]) -> None:
+    """The whole life of the process: until SIGINT or SIGTERM (also while loading). Raises Internal if the engine dies."""
+    stop = stop_signals()
+
+    async def serve() -> None:
+        async with open_front(config, engine, make_role) as front:
+            await front.wait()
+
+    serving, stopping = asyncio.create_task(serve()), asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        log.info("stopped")
+    else:
+        await serving
+
+
+def run_process(prog: str, load: Callable[[], C], run: Callable[[C], Coroutine[Any, Any, None]]) -> int:
+    """`main` of a worker: settings, log, loop; returns the exit code. Errors are one line, defects a traceback."""
+    try:
+        config = load()
+        level, form = config.log_level.upper(), "%(asctime)s %(levelname)s %(name)s %(message)s"
+        logging.basicConfig(level=level, format=form, datefmt="%H:%M:%S")
+        asyncio.run(run(config))
+    except (TwinflowError, OSError, ValueError) as e:
+        print(f"{prog}: error: {e}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,50 @@
+"""The engine's thread: an inbox that anybody may put into, turns until shutdown, reports out."""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+
+from twinflow.engine.base import Report
+from twinflow.engine.core import Engine, Inbound
+
+log = logging.getLogger(__name__)
+
+Inbox = queue.SimpleQueue[Inbound]
+
+WAIT_S = 0.5  # how long an engine with nothing to compute sleeps before it looks at its deadlines
+CHECK_AFTER_S = 2.0  # quiet for so long: walk the whole cache once
+
+
+def run_loop(engine: Engine, inbox: Inbox, send: Callable[[Report], None]) -> None:
+    """Turns until `Shutdown`. `send` is called from this thread."""
+    checked = True
+    quiet_since = time.monotonic()
+    while not engine.stopping:
+        inbound = _drain(inbox, 0.0 if engine.busy else WAIT_S)
+        report = engine.turn(inbound)
+        if report is not None:
+            send(report)
+        if inbound or engine.busy:
+            checked, quiet_since = False, time.monotonic()
+        elif not checked and engine.idle and time.monotonic() - quiet_since > CHECK_AFTER_S:
+            checked = True
+            _check(engine)
+
+
+def _drain(inbox: Inbox, wait_s: float) -> list[Inbound]:
+    """Everything in the inbox; waits up to `wait_s` for the first one."""
+    inbound: list[Inbound] = []
+    try:
+        inbound.append(inbox.get(block=wait_s > 0, timeout=wait_s or None))
+        while True:
+            inbound.append(inbox.get_nowait())
+    except queue.Empty:
+        return inbound
+
+
+def _check(engine: Engine) -> None:
+    try:
+        engine.cache.check_integrity()
+    except AssertionError:
+        log.exception("cache integrity is broken; restart this worker and report the message above")

@@ -1,0 +1,182 @@
+"""The decode end of a hand-off inside the engine: executes what `Intake` decides, on the cache and the transfer thread.
+
+Everything received lies in memory that this sequence alone holds; it becomes part of the sequence by `Adopt`, which
+nothing but a confirmation reaches.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from twinflow.cache.arena import Arena
+from twinflow.cache.base import BlockId, Cache, SlotId
+from twinflow.contracts.errors import HandoffFailed
+from twinflow.contracts.tags import StateTag
+from twinflow.engine import base
+from twinflow.engine.base import Notice, PullDone
+from twinflow.engine.sequence import Sequence
+from twinflow.transfer import intake
+from twinflow.transfer.base import PeerArena, PeerKey
+from twinflow.transfer.checksum import crc32
+from twinflow.transfer.intake import Intake
+from twinflow.transfer.plan import plan_pull
+from twinflow.transfer.thread import PullFinished, TransferThread
+
+
+class Pulls:
+    """Methods return notices for the front and raise HandoffFailed where the hand-off has failed: the caller ends the
+    sequence. `reserve` is called when a sequence needs its memory now; `reserved` answers, in that call or later.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        cache: Cache,
+        fingerprint: str,
+        transfer: TransferThread | None,
+        verify: bool,
+        reserve: Callable[[Sequence], None],
+    ) -> None:
+        self.arena = arena
+        self.cache = cache
+        self.fingerprint = fingerprint
+        self.transfer = transfer
+        self.verify = verify
+        self.reserve = reserve
+        self._posted: dict[str, Sequence] = {}  # pull id -> sequence, also after the sequence has ended
+
+    def open(self, sequence: Sequence, peer: PeerArena) -> None:
+        """A hand-off from `peer` begins; the sequence holds its attention hit."""
+        if self.transfer is None:
+            raise HandoffFailed("this worker has no transport; set transport=nixl")
+        assert sequence.holding is not None
+        position = sequence.start_tokens
+        sequence.peer = peer
+        sequence.intake = Intake(
+            request_id=sequence.id,
+            block_tokens=sequence.chain.block_tokens,
+            have_blocks=len(sequence.holding.blocks),
+            expected=StateTag(sequence.chain.prefix_hash(position), position, self.fingerprint),
+            verify=self.verify,
+        )
+        self.transfer.connect(peer)
+
+    def announced(self, sequence: Sequence, message: base.BlocksAnnounced) -> list[Notice]:
+        assert sequence.intake is not None
+        actions = sequence.intake.announced(message.first_index, message.blocks, message.checksums)
+        return self._execute(sequence, actions)
+
+    def finished(self, sequence: Sequence, message: base.PrefillFinished) -> list[Notice]:
+        assert sequence.intake is not None
+        theirs = message.stats
+        sequence.stats = replace(
+            sequence.stats,
+            cached_tokens=theirs.cached_tokens,
+            prefill_attention_tokens=theirs.prefill_attention_tokens,
+            prefill_checkpoints=theirs.prefill_checkpoints,
+            prefill_resumed_tokens=theirs.prefill_resumed_tokens,
+        )
+        actions = sequence.intake.finished(
+            message.first_index,
+            message.blocks,
+            message.checksums,
+            message.slot,
+            message.slot_checksum,
+            message.tag,
+        )
+        return self._execute(sequence, actions)
+
+    def reserved(self, sequence: Sequence) -> list[Notice]:
+        """The sequence's memory is there (`Cache.complete`)."""
+        assert sequence.intake is not None and sequence.holding is not None and sequence.holding.slot is not None
+        return self._execute(sequence, sequence.intake.reserved(sequence.holding.blocks, sequence.holding.slot))
+
+    def pull_finished(self, event: PullFinished) -> tuple[Sequence | None, Seq[intake.Action]]:
+        """Unpins what the pull wrote to. Returns its sequence and what is to be done next (`proceed`)."""
+        sequence = self._posted.pop(event.pull_id, None)
+        if sequence is None or sequence.intake is None:
+            return None, ()
+        actions = sequence.intake.pull_finished(
+            event.pull_id, event.ok, event.error, event.bytes, event.seconds, event.descriptors, event.transport
+        )
+        unpin = [a for a in actions if isinstance(a, intake.Unpin)]
+        self._execute(sequence, unpin)
+        return sequence, [a for a in actions if not isinstance(a, intake.Unpin)]
+
+    def proceed(self, sequence: Sequence, actions: Seq[intake.Action]) -> list[Notice]:
+        return self._execute(sequence, actions)
+
+    def confirm(self, sequence: Sequence) -> None:
+        """Confirmed on a live session: what was received becomes the sequence's own, or HandoffFailed is raised."""
+        assert sequence.intake is not None
+        self._execute(sequence, sequence.intake.confirmed(sequence.intake.session_epoch))
+
+    def cancel(self, sequence: Sequence) -> None:
+        """The sequence ends: nothing more is posted; what is posted stays pinned until it is terminal."""
+        if sequence.intake is not None:
+            for action in sequence.intake.cancelled():
+                if isinstance(action, intake.CancelPull) and self.transfer is not None:
+                    self.transfer.cancel(action.pull_id)
+
+    def forget(self, key: PeerKey) -> None:
+        if self.transfer is not None:
+            self.transfer.disconnect(key)
+
+    def close(self) -> None:
+        if self.transfer is not None:
+            self.transfer.close()
+
+    def _execute(self, sequence: Sequence, actions: Seq[intake.Action]) -> list[Notice]:
+        notices: list[Notice] = []
+        assert self.transfer is not None and sequence.holding is not None and sequence.intake is not None
+        for action in actions:
+            match action:
+                case intake.Reserve():
+                    self.reserve(sequence)
+                case intake.Pull():
+                    notices += self._pull(sequence, action)
+                case intake.Unpin(blocks, slots):
+                    self.cache.unpin_io(map(BlockId, blocks), map(SlotId, slots))
+                case intake.CancelPull(pull_id):
+                    self.transfer.cancel(pull_id)
+                case intake.Verify(blocks, slots):
+                    sums = {b: crc32(self.arena.block_bytes(b)) for b in blocks}
+                    slot_sum = crc32(self.arena.slot_bytes(slots[0]))
+                    notices += self._execute(sequence, sequence.intake.verified(sums, slot_sum))
+                case intake.SayPulled(blocks, slots):
+                    notices.append(PullDone(sequence.id, blocks, slots))
+                case intake.Adopt(tag):
+                    self._adopt(sequence, tag)
+                case intake.Fail(reason, message):
+                    raise HandoffFailed(f"hand-off from {self._peer_name(sequence)} failed ({reason.value}): {message}")
+        return notices
+
+    def _pull(self, sequence: Sequence, pull: intake.Pull) -> list[Notice]:
+        assert self.transfer is not None and sequence.peer is not None and sequence.intake is not None
+        self.cache.pin_io((BlockId(b) for _, b in pull.blocks), (SlotId(s) for _, s in pull.slots))
+        self._posted[pull.pull_id] = sequence
+        try:
+            ranges = plan_pull(self.arena.geometry, sequence.peer, pull.blocks, pull.slots)
+        except ValueError as error:  # names that the peer's own geometry refuses: nothing was posted
+            _, actions = self.pull_finished(PullFinished(pull.pull_id, False, str(error)))
+            return self._execute(sequence, actions)
+        self.transfer.pull(pull.pull_id, sequence.peer.key, ranges)
+        return []
+
+    def _adopt(self, sequence: Sequence, tag: StateTag) -> None:
+        assert sequence.holding is not None and sequence.intake is not None
+        self.cache.adopt(sequence.holding, tag)
+        self.cache.commit(sequence.holding)
+        moved = sequence.intake.moved
+        sequence.stats = replace(
+            sequence.stats,
+            route="remote",
+            blocks_moved=moved.blocks,
+            slots_moved=moved.slots,
+            bytes_moved=moved.bytes,
+            transfer_s=moved.seconds,
+            transport=moved.transport,
+        )
+
+    def _peer_name(self, sequence: Sequence) -> str:
+        return sequence.peer.worker_id if sequence.peer else "nobody"

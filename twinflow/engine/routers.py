@@ -1,0 +1,153 @@
+"""The streams that routers hold to this worker (`Worker.Serve`): hello, requests in, one message per engine report out."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
+
+from grpc import aio
+
+from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.workers import Load, WorkerRecord
+from twinflow.engine.base import CacheSnapshot, Command, Resync
+from twinflow.node.handshake import negotiate
+from twinflow.node.outbox import Outbox
+from twinflow.node.pulse import Pulse, SessionTimes
+from twinflow.node.stream import abort, converse, first_message
+from twinflow.rpc.convert import error_to_pb, event_to_pb, load_to_pb, record_to_pb
+from twinflow.rpc.v1 import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+class RouterStream:
+    """One router's stream. Outputs gather until `flush`; after its end they go nowhere."""
+
+    def __init__(self, router_id: str, outbox: Outbox[pb.WorkerMessage], load: Callable[[], Load]) -> None:
+        self.router_id = router_id
+        self._outbox = outbox
+        self._outputs: list[pb.Output] = []
+        self._load = load
+        self._load_sent: Load | None = None
+
+    def add(self, output: pb.Output) -> None:
+        self._outputs.append(output)
+
+    def fail(self, request_id: str, error: TwinflowError) -> None:
+        """The terminal output of a request that was not even started."""
+        self.add(pb.Output(id=request_id, error=error_to_pb(error)))
+        self.flush()
+
+    def flush(self, events: Sequence[pb.CacheEvent] = ()) -> None:
+        """Sends what gathered, the events and the load as one message; nothing if nothing is new."""
+        load = self._load()
+        if self._outputs or events or load != self._load_sent:
+            step = pb.StepReport(outputs=self._outputs, events=events, load=load_to_pb(load))
+            self._outbox.put(pb.WorkerMessage(step=step))
+            self._outputs, self._load_sent = [], load
+
+    def send_snapshot(self, snapshot: pb.Snapshot) -> None:
+        self._outbox.put(pb.WorkerMessage(snapshot=snapshot))
+
+    def close(self) -> None:
+        self._outbox.close()
+
+
+class Submissions(Protocol):
+    """What a role does with requests. Called in order, must not block; may raise TwinflowError."""
+
+    def submit(self, stream: RouterStream, message: pb.Submit) -> None:
+        """Starts a request, or raises: then that is its terminal output."""
+        ...
+
+    def cancel(self, stream: RouterStream, request_id: str) -> None:
+        """Unknown ids are ignored."""
+        ...
+
+    def stream_ended(self, stream: RouterStream) -> None:
+        """Cancels everything that was submitted on it."""
+        ...
+
+
+class RouterStreams:
+    """All of them, in one worker."""
+
+    def __init__(
+        self, record: Callable[[], WorkerRecord], send: Callable[[Command], None], times: SessionTimes
+    ) -> None:
+        self._record = record
+        self._send = send
+        self._times = times
+        self._streams: list[RouterStream] = []
+        self._resyncs: dict[int, RouterStream] = {}  # token → who asked
+        self._tokens = 0
+
+    async def serve(
+        self,
+        messages: AsyncIterator[pb.RouterMessage],
+        context: "aio.ServicerContext[Any, Any]",
+        submissions: Submissions,
+    ) -> None:
+        """The whole life of one stream."""
+        messages = aiter(messages)
+        try:
+            hello = (await first_message(messages, self._times)).hello
+            protocol = negotiate(f"router {hello.router_id}", hello.protocol_min, hello.protocol_max)
+        except TwinflowError as e:
+            log.warning("a router was refused: %s", e.message)
+            refusal = pb.WorkerHello(record=record_to_pb(self._record()), error=error_to_pb(e))
+            await context.write(pb.WorkerMessage(hello=refusal))
+            return await abort(context, e)
+        outbox: Outbox[pb.WorkerMessage] = Outbox()
+        outbox.put(pb.WorkerMessage(hello=pb.WorkerHello(record=record_to_pb(self._record()), protocol=protocol)))
+        stream = RouterStream(hello.router_id, outbox, lambda: self._record().load)
+        self._streams.append(stream)
+        stream.flush()
+        pulse = Pulse(self._times, lambda n: outbox.put(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=n))))
+        log.info("router %s connected", hello.router_id)
+
+        def ended(why: str) -> None:
+            log.info("router %s is gone: %s", hello.router_id, why)
+            self._streams.remove(stream)
+            self._resyncs = {t: s for t, s in self._resyncs.items() if s is not stream}
+            submissions.stream_ended(stream)
+
+        await converse(
+            context, messages, outbox, lambda m: self._handle(stream, m, submissions), pulse, self._times, ended
+        )
+
+    def _handle(self, stream: RouterStream, message: pb.RouterMessage, submissions: Submissions) -> None:
+        match message.WhichOneof("message"):
+            case "submit":
+                try:
+                    submissions.submit(stream, message.submit)
+                except TwinflowError as e:
+                    log.warning("request %s was refused: %s", message.submit.id, e.message)
+                    stream.fail(message.submit.id, e)
+            case "cancel":
+                submissions.cancel(stream, message.cancel.id)
+            case "resync":
+                self._tokens += 1
+                self._resyncs[self._tokens] = stream
+                self._send(Resync(self._tokens))
+            case "heartbeat":
+                pass
+            case other:
+                log.warning("router %s sent an unexpected %s", stream.router_id, other)
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """Everything of one engine report, one message per stream."""
+        messages = [event_to_pb(e) for e in events]
+        for stream in self._streams:
+            stream.flush(messages)
+
+    def snapshot(self, notice: CacheSnapshot) -> None:
+        """Answers the router that asked; it may be gone."""
+        stream = self._resyncs.pop(notice.token, None)
+        if stream is not None:
+            events = [event_to_pb(e) for e in notice.events]
+            stream.send_snapshot(pb.Snapshot(sequence=notice.sequence, events=events))
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()

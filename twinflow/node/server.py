@@ -1,0 +1,44 @@
+"""The gRPC server of a node: its services plus health, the serving half of a stream, and the signals that end a process."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from twinflow.rpc.channel import bind, new_server, stop_server
+
+
+class NodeServer:
+    """Serves health as NOT_SERVING from `start`, SERVING from `serving()`, until `stop`."""
+
+    def __init__(self, add_services: Callable[[aio.Server], None]) -> None:
+        self._server = new_server()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+        add_services(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Returns the bound port. Raises OSError when it is taken."""
+        bound = bind(self._server, host, port)
+        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+        return bound
+
+    async def serving(self) -> None:
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Says NOT_SERVING, lets streams end for `grace_s`, then ends them. Idempotent."""
+        await self._health.enter_graceful_shutdown()
+        await stop_server(self._server, grace_s)
+
+
+def stop_signals() -> asyncio.Event:
+    """Set by SIGINT or SIGTERM. Call once, in the running loop of the main thread."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(sig, event.set)
+    return event

@@ -1,0 +1,60 @@
+"""The serving half of a stream with hellos and heartbeats: what every bidirectional call of a worker has in common."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import grpc
+from grpc import aio
+
+from twinflow.contracts.errors import BadRequest, TwinflowError
+from twinflow.node.outbox import Outbox
+from twinflow.node.pulse import Pulse, SessionTimes, kind_of, listen
+
+M = TypeVar("M")
+
+
+async def first_message(messages: AsyncIterator[M], times: SessionTimes) -> M:
+    """The hello. Raises BadRequest when none arrives in time or something else does."""
+    try:
+        message = await asyncio.wait_for(anext(messages), times.hello_s)
+    except (TimeoutError, StopAsyncIteration) as e:
+        raise BadRequest(f"no hello within {times.hello_s:g} s") from e
+    if kind_of(message) != "hello":
+        raise BadRequest(f"the first message must be a hello, got {kind_of(message)}")
+    return message
+
+
+async def converse(
+    context: "aio.ServicerContext[Any, Any]",
+    messages: AsyncIterator[M],
+    outbox: Outbox[Any],
+    handle: Callable[[M], None],
+    pulse: Pulse,
+    times: SessionTimes,
+    ended: Callable[[str], None],
+) -> None:
+    """Writes the outbox and handles messages until either side is through; `ended(why)` is called exactly once."""
+    why = "it cancelled the stream"
+
+    async def listen_and_close() -> None:
+        nonlocal why
+        why = await listen(messages, handle, pulse, times)
+        outbox.close()
+
+    listening = asyncio.create_task(listen_and_close())
+    try:
+        async for message in outbox:
+            await context.write(message)
+        if outbox.error is not None:
+            why = outbox.error.message
+            await abort(context, outbox.error)
+    finally:
+        outbox.close()
+        listening.cancel()
+        ended(why)
+
+
+async def abort(context: "aio.ServicerContext[Any, Any]", error: TwinflowError) -> None:
+    """Ends the call with the error's gRPC code."""
+    await context.abort(grpc.StatusCode[error.grpc_code], error.message)

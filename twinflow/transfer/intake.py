@@ -1,0 +1,352 @@
+"""The decode side's half of one hand-off, as a pure state machine: inputs are calls, outputs actions as data.
+
+    OPEN ──reserved──▶ RESERVED ──▶ PULLING ──all read──▶ PULLED ──confirmed──▶ CONFIRMED
+      └──────────── failed · cancelled · session lost ───────────▶ FAILED ──last read ends──▶ TERMINAL
+
+The engine executes the actions in the order given and knows no rule of its own:
+
+    Reserve      take memory for the whole request, then call `reserved`; while there is none, wait and keep asking
+    Pull         pin the local units, plan, post; call `pull_finished` when it is terminal (also if planning refused it)
+    Unpin        these units' reads are terminal
+    CancelPull   ask the transfer thread to post no more of it; `pull_finished` still comes
+    Verify       compute the checksums of these local units, then call `verified`
+    SayPulled    send `Pulled` naming these remote units
+    Adopt        the received bytes are valid: `cache.adopt`
+    Fail         give the memory back (what is pinned becomes doomed until `Unpin`) and recover the request
+
+Adopt comes out of `confirmed` alone, and only in PULLED: finished seen, every needed block and the slot read DONE,
+`SayPulled` issued after that, the confirmation received after that, of the same live session.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from twinflow.contracts.tags import StateTag
+
+
+class Phase(Enum):
+    OPEN = "open"
+    RESERVED = "reserved"
+    PULLING = "pulling"
+    PULLED = "pulled"
+    CONFIRMED = "confirmed"
+    FAILED = "failed"  # reads may still be outstanding
+    TERMINAL = "terminal"  # failed, and no read is outstanding
+
+
+class FailReason(Enum):
+    PEER = "peer"  # the prefill side said so, or refused to confirm
+    SESSION_LOST = "session_lost"
+    TRANSFER = "transfer"  # a read failed or could not be planned
+    PROTOCOL = "protocol"  # the peer contradicts itself
+    TAG = "tag"  # the offered state is not the one expected
+    CHECKSUM = "checksum"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Pairs of (remote, local)."""
+
+    pull_id: str
+    blocks: tuple[tuple[int, int], ...]
+    slots: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """Local units."""
+
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPull:
+    pull_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Local units."""
+
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SayPulled:
+    """Remote units, all of which were read DONE."""
+
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    tag: StateTag
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    reason: FailReason
+    message: str
+
+
+Action = Reserve | Pull | Unpin | CancelPull | Verify | SayPulled | Adopt | Fail
+
+
+@dataclass(slots=True)
+class Moved:
+    """What this hand-off moved so far. Bytes and counts of DONE reads; `seconds` sums over pulls."""
+
+    blocks: int = 0
+    slots: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    descriptors: int = 0
+    pulls: int = 0
+    transport: str = ""
+
+
+@dataclass(slots=True)
+class Intake:
+    """One hand-off. One owner, the engine loop.
+
+    `expected` names the state after all prompt tokens. The decode side already holds the first `have_blocks` blocks;
+    what the peer announces of these is ignored.
+    """
+
+    request_id: str
+    block_tokens: int
+    have_blocks: int
+    expected: StateTag
+    verify: bool = False
+    session_epoch: int = 0
+
+    phase: Phase = Phase.OPEN
+    moved: Moved = field(default_factory=Moved)
+    _finished: bool = False
+    _verifying: bool = False
+    _asked: bool = False  # Reserve was issued
+    _remote: dict[int, int] = field(default_factory=dict)  # index in the prompt -> remote block
+    _named: set[int] = field(default_factory=set)  # remote blocks, each announced once
+    _checksums: dict[int, int] = field(default_factory=dict)  # index -> crc32
+    _slot: int | None = None  # remote
+    _slot_checksum: int = 0
+    _local: Sequence[int] = ()  # index -> local block
+    _local_slot: int | None = None
+    _waiting: list[int] = field(default_factory=list)  # announced indices without a pull
+    _slot_waits: bool = False
+    _outstanding: dict[str, Pull] = field(default_factory=dict)
+    _read: set[int] = field(default_factory=set)  # local blocks read DONE
+    _slot_read: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.have_blocks <= self.total_blocks:
+            raise ValueError(f"have_blocks={self.have_blocks} is outside 0..{self.total_blocks}")
+
+    @property
+    def total_blocks(self) -> int:
+        """Blocks of the prompt, a partial last one included."""
+        return -(-self.expected.position // self.block_tokens)
+
+    @property
+    def over(self) -> bool:
+        """Failed or confirmed: no input but `pull_finished` has an effect any more."""
+        return self.phase in (Phase.CONFIRMED, Phase.FAILED, Phase.TERMINAL)
+
+    @property
+    def outstanding_blocks(self) -> tuple[int, ...]:
+        """Local blocks with a read that is not terminal."""
+        return tuple(local for p in self._outstanding.values() for _, local in p.blocks)
+
+    @property
+    def outstanding_slots(self) -> tuple[int, ...]:
+        return tuple(local for p in self._outstanding.values() for _, local in p.slots)
+
+    # ---- inputs ----
+
+    def announced(self, first_index: int, blocks: Sequence[int], checksums: Sequence[int] = ()) -> list[Action]:
+        """`blocks[i]` at the peer holds block `first_index + i` of the prompt, written."""
+        if self.over:
+            return []
+        if self._finished:
+            return self._fail(FailReason.PROTOCOL, "blocks were announced after the prefill had finished")
+        wrong = self._record(first_index, blocks, checksums)
+        return self._fail(FailReason.PROTOCOL, wrong) if wrong else self._advance()
+
+    def finished(
+        self,
+        first_index: int,
+        blocks: Sequence[int],
+        checksums: Sequence[int],
+        slot: int,
+        slot_checksum: int,
+        tag: StateTag,
+    ) -> list[Action]:
+        """The rest of the blocks, and the slot with the state after all prompt tokens."""
+        if self.over:
+            return []
+        if self._finished:
+            return self._fail(FailReason.PROTOCOL, "the prefill finished twice")
+        if tag != self.expected:
+            return self._fail(FailReason.TAG, f"the offered state is {tag}, expected {self.expected}")
+        wrong = self._record(first_index, blocks, checksums)
+        if wrong:
+            return self._fail(FailReason.PROTOCOL, wrong)
+        missing = [i for i in range(self.have_blocks, self.total_blocks) if i not in self._remote]
+        if missing:
+            return self._fail(FailReason.PROTOCOL, f"finished without block {missing[0]} ({len(missing)} missing)")
+        self._finished, self._slot, self._slot_checksum, self._slot_waits = True, slot, slot_checksum, True
+        return self._advance()
+
+    def reserved(self, local_blocks: Sequence[int], local_slot: int) -> list[Action]:
+        """Memory is here: `local_blocks[i]` for every block i of the prompt (more are ignored), and the slot."""
+        if self.over:
+            return []
+        if self.phase is not Phase.OPEN:
+            raise ValueError(f"{self.request_id}: reserved twice")
+        local = tuple(local_blocks[: self.total_blocks])
+        if len(local) < self.total_blocks or len(set(local)) < len(local):
+            raise ValueError(f"{self.request_id}: {self.total_blocks} distinct local blocks are needed, got {local}")
+        self._local, self._local_slot, self.phase = local, local_slot, Phase.RESERVED
+        return self._advance()
+
+    def pull_finished(
+        self,
+        pull_id: str,
+        ok: bool,
+        error: str = "",
+        bytes: int = 0,
+        seconds: float = 0.0,
+        descriptors: int = 0,
+        transport: str = "",
+    ) -> list[Action]:
+        """A pull is terminal. Unknown and repeated ids are ignored."""
+        pull = self._outstanding.pop(pull_id, None)
+        if pull is None:
+            return []
+        actions: list[Action] = [Unpin(tuple(d for _, d in pull.blocks), tuple(d for _, d in pull.slots))]
+        self.moved.bytes += bytes
+        self.moved.seconds += seconds
+        self.moved.descriptors += descriptors
+        self.moved.pulls += 1
+        self.moved.transport = transport or self.moved.transport
+        if self.phase is Phase.FAILED and not self._outstanding:
+            self.phase = Phase.TERMINAL
+        if self.over:
+            return actions
+        if not ok:
+            return actions + self._fail(FailReason.TRANSFER, error or "a read failed")
+        self._read.update(d for _, d in pull.blocks)
+        self._slot_read = self._slot_read or bool(pull.slots)
+        self.moved.blocks += len(pull.blocks)
+        self.moved.slots += len(pull.slots)
+        return actions + self._advance()
+
+    def verified(self, block_checksums: Mapping[int, int], slot_checksum: int) -> list[Action]:
+        """Answer to `Verify`: crc32 by local block, and of the slot."""
+        if self.over or not self._verifying:
+            return []
+        for index, want in sorted(self._checksums.items()):
+            got = block_checksums.get(self._local[index])
+            if got != want:
+                return self._fail(FailReason.CHECKSUM, f"block {index}: crc32 {got} here, {want} at the peer")
+        if slot_checksum != (want := self._slot_checksum):
+            return self._fail(FailReason.CHECKSUM, f"slot: crc32 {slot_checksum} here, {want} at the peer")
+        return self._say_pulled()
+
+    def confirmed(self, session_epoch: int = 0) -> list[Action]:
+        """`Confirmed` arrived on the session `session_epoch`. Ignored when over or of another session."""
+        if self.over or session_epoch != self.session_epoch:
+            return []
+        if self.phase is not Phase.PULLED:
+            return self._fail(FailReason.PROTOCOL, f"confirmed in phase {self.phase.value}, before `Pulled` was said")
+        self.phase = Phase.CONFIRMED
+        return [Adopt(self.expected)]
+
+    def failed(self, message: str) -> list[Action]:
+        """The peer failed, or refused to confirm."""
+        return self._fail(FailReason.PEER, message)
+
+    def session_lost(self, message: str = "the session to the prefill worker is over") -> list[Action]:
+        """From here on a `Confirmed` is of a dead session."""
+        return self._fail(FailReason.SESSION_LOST, message)
+
+    def cancelled(self) -> list[Action]:
+        """Not needed any more (client gone, terminal first token, deadline)."""
+        return self._fail(FailReason.CANCELLED, "cancelled")
+
+    # ---- rules ----
+
+    def _record(self, first_index: int, blocks: Sequence[int], checksums: Sequence[int]) -> str:
+        """Notes an announcement; returns what is wrong with it, "" if nothing."""
+        if len(checksums) != len(blocks) and (checksums or self.verify):
+            return f"{len(blocks)} blocks came with {len(checksums)} checksums"
+        if blocks and not 0 <= first_index <= self.total_blocks - len(blocks):
+            last = first_index + len(blocks) - 1
+            return f"blocks {first_index}..{last} are outside the prompt's {self.total_blocks} blocks"
+        for i, remote in enumerate(blocks):
+            index = first_index + i
+            if index < self.have_blocks:
+                continue
+            if index in self._remote:
+                return f"block {index} of the prompt was announced twice"
+            if remote in self._named:
+                return f"remote block {remote} was announced for two blocks of the prompt"
+            self._remote[index] = remote
+            self._named.add(remote)
+            self._waiting.append(index)
+            if self.verify:
+                self._checksums[index] = checksums[i]
+        return ""
+
+    def _advance(self) -> list[Action]:
+        """The next thing to do, if any: reserve, pull what waits, or, with everything read DONE, verify and say so."""
+        if self.phase is Phase.OPEN:
+            if self._asked or not (self._waiting or self._finished):
+                return []
+            self._asked = True
+            return [Reserve()]
+        if self._waiting or self._slot_waits:
+            return [self._pull()]
+        if not self._finished or self._outstanding or self._verifying or self.phase is Phase.PULLED:
+            return []
+        if not self._slot_read or any(self._local[i] not in self._read for i in self._remote):
+            raise AssertionError(f"{self.request_id}: nothing waits and nothing is outstanding, yet not all is read")
+        if self.verify:
+            self._verifying = True
+            return [Verify(tuple(self._local[i] for i in sorted(self._remote)), self._slots_local())]
+        return self._say_pulled()
+
+    def _pull(self) -> Pull:
+        blocks = tuple((self._remote[i], self._local[i]) for i in self._waiting)
+        slots: tuple[tuple[int, int], ...] = ()
+        if self._slot_waits and self._slot is not None and self._local_slot is not None:
+            slots = ((self._slot, self._local_slot),)
+        pull = Pull(f"{self.request_id}/{self.moved.pulls + len(self._outstanding) + 1}", blocks, slots)
+        self._waiting, self._slot_waits = [], False
+        self._outstanding[pull.pull_id] = pull
+        self.phase = Phase.PULLING
+        return pull
+
+    def _slots_local(self) -> tuple[int, ...]:
+        return () if self._local_slot is None else (self._local_slot,)
+
+    def _say_pulled(self) -> list[Action]:
+        assert self._slot is not None
+        self.phase = Phase.PULLED
+        return [SayPulled(tuple(self._remote[i] for i in sorted(self._remote)), (self._slot,))]
+
+    def _fail(self, reason: FailReason, message: str) -> list[Action]:
+        if self.over:
+            return []
+        self.phase = Phase.FAILED if self._outstanding else Phase.TERMINAL
+        return [*(CancelPull(p) for p in self._outstanding), Fail(reason, message)]
