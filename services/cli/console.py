@@ -21,6 +21,7 @@ class Console:
         self._lock = threading.Lock()
         self._colours: dict[str, str] = {}
         self._progress_shown = False
+        self._mid_line = False  # `write` left the cursor behind text
         self._progress_at = 0.0
         self._turn = 0
 
@@ -30,7 +31,8 @@ class Console:
     def line(self, text: str = "") -> None:
         with self._lock:
             self._clear()
-            self._out.write(text + "\n")
+            self._out.write(("\n" if self._mid_line else "") + text + "\n")
+            self._mid_line = False
             self._out.flush()
 
     def write(self, text: str) -> None:
@@ -38,6 +40,7 @@ class Console:
         with self._lock:
             self._clear()
             self._out.write(text)
+            self._mid_line = bool(text) and not text.endswith("\n")
             self._out.flush()
 
     def process_line(self, name: str, line: str) -> None:

@@ -123,7 +123,6 @@ class Conversation:
             arrivals, text, tokens, stats = self._read(stream, sent)
         except self._error as e:
             raise DemoFailed(f"request {label!r} failed: {e}") from e
-        self._console.line("")
         if not text:
             raise DemoFailed(f"request {label!r} was answered with no text")
         if not stats:

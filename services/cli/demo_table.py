@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MIB = 1 << 20
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("moved", "blocks"),
     ("", "slots"),
     ("", "MiB"),
-    ("", "GiB/s"),
+    ("", "MiB/s"),
     ("", "over"),
     ("TTFT", "ms"),
     ("1st-2nd", "ms"),
@@ -69,7 +68,7 @@ def cells(row: Measured) -> tuple[str, ...]:
         str(s.get("blocks_moved", "?")) if remote else "-",
         str(s.get("slots_moved", "?")) if remote else "-",
         f"{moved / MIB:.2f}" if moved else "-",
-        f"{moved / seconds / GIB:.2f}" if moved and seconds else "-",
+        f"{moved / seconds / MIB:.0f}" if moved and seconds else "-",
         str(s.get("transport") or "-") if remote else "-",
         millis(row.ttft_s),
         millis(row.second_gap_s),

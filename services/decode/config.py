@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.workers import Role
 from twinflow.engine.front import FrontConfig, load_config
+from twinflow.node.settings import setting
 
 ROLES = (Role.DECODE, Role.BOTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig(FrontConfig):
-    # Suffixes up to this long are computed here though a prefill worker is offered: about what one hand-off costs, and
-    # short enough to fit into a decode step without hurting running streams.
-    local_max_tokens: int = 256
+    # Default: about what one hand-off costs, and short enough to fit into a decode step without hurting running streams.
+    local_max_tokens: int = setting(256, "suffixes up to so many tokens are computed here, prefill workers or not")
 
     def __post_init__(self) -> None:
         if self.local_max_tokens < 0:

@@ -198,9 +198,14 @@ class Session:
                 reader.confirmed(message)
             case pb.Failed():
                 self.forget(message.id)
-                reader.failed(error_from_pb(message.error))
+                reader.failed(self._peer_error(error_from_pb(message.error)))
             case _:
                 raise HandoffFailed(f"{self} sent an unexpected {kind}")
+
+    def _peer_error(self, error: TwinflowError) -> TwinflowError:
+        """Says whose error it is; a defect over there is a failed hand-off here."""
+        kind = HandoffFailed if isinstance(error, Internal) else type(error)
+        return kind(f"prefill worker {self.key[0]}: {error.message}", param=error.param)
 
     def _break(self, reader: Reader, error: TwinflowError) -> None:
         self.leave(reader.id, finished=False)

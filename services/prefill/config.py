@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.workers import Role
 from twinflow.engine.front import FrontConfig, load_config
+from twinflow.node.settings import setting
 
 ROLES = (Role.PREFILL,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillConfig(FrontConfig):
-    # Hand-offs that may be open at once, queued ones included. Each queued one costs its prompt's bytes here; beyond this
-    # a decode worker is better off at another prefill worker.
-    max_open: int = 256
+    # Each queued one costs its prompt's bytes here; beyond this a decode worker is better off at another prefill worker.
+    max_open: int = setting(256, "hand-offs that may be open at once, queued ones included")
 
     def __post_init__(self) -> None:
         if self.max_open < 1:

@@ -159,6 +159,18 @@ def test_a_private_duplicate_is_freed_at_the_end(world):
     assert (counts(world)["cached"], counts(world, "state")["cached"]) == (2, 1)
 
 
+def test_a_private_duplicate_is_published_when_the_tree_has_lost_its_own(world):
+    two = [world.reserve(world.chain(range(8)), 4) for _ in range(2)]
+    for h in two:
+        world.feed(h)
+    world.release(two[0], donate=False)
+    assert world.cache.flush() == 2
+    world.generate(two[1], [50] * 4)
+    world.check()
+    assert world.cache.match(world.chain([*range(8), 50, 50, 50, 50])).attention_tokens == 12
+    assert counts(world) == {"free": 13, "cached": 0, "held": 3, "doomed": 0}
+
+
 def test_published_blocks_are_reused_while_their_owner_still_runs(world):
     holding = world.reserve(world.chain(range(9)))
     world.feed(holding)

@@ -18,7 +18,7 @@ REMOTE = Measured(
         "blocks_moved": 9,
         "slots_moved": 1,
         "bytes_moved": 3 << 20,
-        "transfer_s": 0.0029296875,
+        "transfer_s": 0.003,
         "transport": "shm",
     },
 )
@@ -34,7 +34,7 @@ def test_remote_row() -> None:
     row = named(REMOTE)
     assert row["prompt"] == "612"
     assert (row["d_attn"], row["d_points"], row["p_attn"], row["p_points"]) == ("64", "none", "128", "64, 128")
-    assert (row["blocks"], row["slots"], row["mib"], row["rate"], row["over"]) == ("9", "1", "3.00", "1.00", "shm")
+    assert (row["blocks"], row["slots"], row["mib"], row["rate"], row["over"]) == ("9", "1", "3.00", "1000", "shm")
     assert (row["ttft"], row["gap"], row["tpot"]) == ("500", "20.0", "10.0")
 
 

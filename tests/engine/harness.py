@@ -81,7 +81,7 @@ class Worker:
         req = GenerateRequest(req.id, req.prompt, req.sampling, req.root, pack_tokens(forced))
         return self.run([req])[req.id]
 
-    def run(self, requests: Iterable[GenerateRequest]) -> dict[str, Result]:
+    def run(self, requests: list[GenerateRequest]) -> dict[str, Result]:
         """All of them at once, on this worker alone."""
         results = {r.id: Result() for r in requests}
         notices = self.turn(*(base.Submit(r, Mode.LOCAL) for r in requests))

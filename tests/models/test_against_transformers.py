@@ -1,5 +1,7 @@
 """Logits and states of both checkpoint layouts against `transformers`, fp32, however the tokens are cut."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -86,6 +88,56 @@ def test_greedy_tokens(pair: Pair) -> None:
                 assert first - second < NEAR_TIE, ties[-1]
     for tie in ties:
         print(tie)
+
+
+def test_chunks_that_need_no_logits(pair: Pair) -> None:
+    """Asking for fewer rows of logits changes neither the rows nor the states."""
+    tokens = prompt(1, 70)
+    full, sparse = (Runner(pair.model, sequences=1, tokens=128) for _ in range(2))
+    expected = full.step({full.add(): tokens})[1]
+    batch = sparse.batch({sparse.add(): tokens})
+    none = pair.model.forward(replace(batch, logit_rows=torch.empty(0, dtype=torch.int64)), sparse.arena)
+    assert none.shape == (0, pair.model.vocab_size)
+    last = pair.model.forward(replace(batch, logit_rows=torch.tensor([69, 0])), sparse.arena)
+    assert relative_error(last, expected[[69, 0]]) < TOLERANCE
+    for name in ("temporal", "conv"):
+        for ours, theirs in zip(sparse.state(1, name), full.state(1, name), strict=True):
+            assert ours.equal(theirs)
+
+
+def test_padding_sequences_change_nothing(pair: Pair) -> None:
+    """A decode batch padded with -1 rows gives the same logits and touches no other memory."""
+    runner = Runner(pair.model, sequences=1, tokens=128)
+    seq = runner.add()
+    runner.step({seq: prompt(1, 66)})
+    batch = runner.batch({seq: [5]})
+    before = runner.arena.storage.clone()
+    expected = pair.model.forward(batch, runner.arena)
+    runner.arena.storage.copy_(before)
+
+    def pad(x: torch.Tensor, value: int) -> torch.Tensor:
+        return torch.cat([x, torch.full((2, *x.shape[1:]), value, dtype=x.dtype)])
+
+    padded = replace(
+        batch,
+        input_ids=pad(batch.input_ids, 0),
+        positions=pad(batch.positions, 0),
+        cu_seqlens=torch.arange(4, dtype=torch.int32),
+        seq_lens=(1, 1, 1),
+        context_lens=pad(batch.context_lens, 0),
+        block_tables=pad(batch.block_tables, -1),
+        kv_slots=pad(batch.kv_slots, -1),
+        state_rows=pad(batch.state_rows, -1),
+        fresh=pad(batch.fresh, 0),
+    )
+    assert relative_error(pair.model.forward(padded, runner.arena), expected) < TOLERANCE
+    own = torch.zeros(len(before), dtype=torch.bool)
+    own[runner.geometry.slot_offset(0) :] = True
+    for block in batch.block_tables[0, :2].tolist():
+        own[runner.geometry.block_offset(block) :][: runner.geometry.block_bytes] = True
+    changed = runner.arena.storage != before
+    assert changed[own].any()
+    assert not changed[~own].any()
 
 
 def assert_states(runner: Runner, seq: int, states: dict[str, list[torch.Tensor]]) -> None:

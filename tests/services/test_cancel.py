@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.services.cluster import submit, until
+from tests.services.cluster import PrefillServer, RouterClient, submit, until
 from tests.services.conftest import Pair
 from twinflow.rpc.v1 import engine_pb2 as pb
 
@@ -40,8 +40,6 @@ async def test_cancel(pair: Pair, phase: str, how: str) -> None:
 
 async def test_cancel_while_a_prefill_worker_is_silent(pair: Pair, opened) -> None:
     """The prefill worker never answers Open: the cancel does not wait for it."""
-    from tests.services.cluster import PrefillServer
-
     server = await opened.enter_async_context(PrefillServer().serve())
     pair.router.submit(submit("a", server.candidate()))
     await until(lambda: server.of("open"))
@@ -53,8 +51,6 @@ async def test_cancel_while_a_prefill_worker_is_silent(pair: Pair, opened) -> No
 
 
 async def test_cancel_of_unknown_or_foreign_requests_is_ignored(pair: Pair, opened) -> None:
-    from tests.services.cluster import RouterClient
-
     other = RouterClient(pair.d.address, "r1")
     opened.push_async_callback(other.close)
     pair.d_engine.hold("tokens")
@@ -65,6 +61,8 @@ async def test_cancel_of_unknown_or_foreign_requests_is_ignored(pair: Pair, open
     other.submit(submit("a"))
     assert (await other.end_of("a")).error.reason == "bad_request"
     pair.router.submit(submit("a"))  # twice on its own stream: once
+    pair.router.submit(submit("after", prompt=b""))
+    await pair.router.end_of("after")
     pair.d_engine.go("tokens")
     await pair.router.end_of("a")
     assert pair.d_engine.kinds("a") == ["Submit"]
@@ -110,8 +108,6 @@ async def test_bad_requests_are_refused_by_name(pair: Pair) -> None:
 
 
 async def test_prefill_workers_take_no_requests(pair: Pair, opened) -> None:
-    from tests.services.cluster import RouterClient
-
     router = RouterClient(pair.p.address)
     opened.push_async_callback(router.close)
     router.submit(submit("a"))

@@ -19,7 +19,10 @@ from tests.services.conftest import Pair
 from tests.services.fake_engine import SLOT, FakeEngine
 from twinflow.engine import base
 from twinflow.node.pulse import SessionTimes
+from twinflow.node.registry.direct import DirectRegistry
+from twinflow.rpc.channel import bind, new_server
 from twinflow.rpc.v1 import engine_pb2 as pb
+from twinflow.rpc.v1 import engine_pb2_grpc as pb_grpc
 
 
 async def ready_to_confirm(pair: Pair, opened, **options) -> tuple[DecodeClient, dict]:
@@ -228,10 +231,6 @@ async def test_silence_is_noticed_within_three_seconds(opened) -> None:
 
 
 async def test_registers_only_after_the_engine_is_ready(opened) -> None:
-    from twinflow.node.registry.direct import DirectRegistry
-    from twinflow.rpc.channel import bind, new_server
-    from twinflow.rpc.v1 import engine_pb2_grpc as pb_grpc
-
     registry, server = DirectRegistry(), new_server()
     pb_grpc.add_RegistryServicer_to_server(registry, server)
     port = bind(server, "127.0.0.1", 0)

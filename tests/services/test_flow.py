@@ -7,9 +7,11 @@ import pytest
 from tests.services.cluster import PROMPT, RouterClient, decode_front, submit, until
 from tests.services.conftest import Pair
 from tests.services.fake_engine import SLOT, FakeEngine, token
+from twinflow.contracts.events import CacheEvent, EventKind
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.workers import Role
 from twinflow.engine import base
+from twinflow.node.pulse import SessionTimes
 from twinflow.rpc.v1 import engine_pb2 as pb
 
 EXPECTED = [token(PROMPT, i) for i in range(4)]
@@ -145,7 +147,23 @@ async def test_many_at_once(pair: Pair) -> None:
     assert len(pair.d_role.peers.sessions) == 1
 
 
-async def test_idle_session_is_closed_and_opened_again(opened, pair: Pair) -> None:
+async def test_idle_session_is_closed(opened, pair: Pair) -> None:
+    engine = FakeEngine()
+    times = SessionTimes(idle_s=0.3)
+    front, role = await opened.enter_async_context(decode_front(engine, worker_id="d1", times=times))
+    router = RouterClient(front.address)
+    opened.push_async_callback(router.close)
+    engine.hold("pull")
+    router.submit(submit("a", pair.prefill))
+    await until(lambda: "PrefillFinished" in engine.kinds("a"))
+    await asyncio.sleep(0.5)
+    assert len(pair.p_role.sessions) == 1  # a hand-off is open in it
+    engine.go("pull")
+    assert (await router.end_of("a")).samples
+    await until(lambda: not pair.p_role.sessions and not role.peers.sessions)
+
+
+async def test_session_is_opened_again(pair: Pair) -> None:
     pair.router.submit(submit("a", pair.prefill))
     await pair.router.end_of("a")
     session = pair.d_role.peers.sessions[0]
@@ -158,8 +176,6 @@ async def test_idle_session_is_closed_and_opened_again(opened, pair: Pair) -> No
 
 
 async def test_one_message_per_report_with_events_and_load(pair: Pair) -> None:
-    from twinflow.contracts.events import CacheEvent, EventKind
-
     events = (
         CacheEvent(1, EventKind.BLOCK_STORED, b"h" * 16, 4),
         CacheEvent(2, EventKind.CHECKPOINT_STORED, b"i" * 16, 6),

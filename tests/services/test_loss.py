@@ -48,7 +48,7 @@ async def test_engine_of_the_prefill_worker_fails_a_request(pair: Pair) -> None:
         pair.p_engine.running["a"], base.Done("a", base.RequestStats(), "no_capacity", "no memory for it")
     )
     last = await pair.router.end_of("a")
-    assert (last.error.reason, last.error.message) == ("no_capacity", "no memory for it")
+    assert (last.error.reason, last.error.message) == ("no_capacity", "prefill worker p0: no memory for it")
     await until(lambda: pair.quiet)
 
 
@@ -208,7 +208,8 @@ async def test_dead_engine_of_the_prefill_worker(pair: Pair) -> None:
     await until(lambda: "BlocksAnnounced" in pair.d_engine.kinds("a"))
     pair.p_engine.die()
     last = await pair.router.end_of("a")
-    assert "engine process died" in last.error.message
+    assert last.error.reason == "handoff_failed"
+    assert "prefill worker p0: the engine process died" in last.error.message
     assert not len(pair.p_role.offers)
 
 

@@ -178,8 +178,10 @@ def test_a_stopped_peer_neither_hangs_the_thread_nor_writes_after_close(
     assert reader.pull("before", peer.arena, plan_pull(GEOMETRY, peer.arena, [(1, 1)], [])).ok
     os.kill(peer.process.pid or 0, signal.SIGSTOP)
     reader.thread.pull("stuck", peer.arena.key, everything)
-    reader.thread.cancel("stuck")
     if path[0] == "tcp":
+        while not reader.thread.in_flight.posts:
+            time.sleep(0.01)
+        reader.thread.cancel("stuck")
         with pytest.raises(queue.Empty):
             reader.events.get(timeout=1)
         assert reader.thread.in_flight.oldest_s > 0.5
@@ -187,7 +189,7 @@ def test_a_stopped_peer_neither_hangs_the_thread_nor_writes_after_close(
     reader.thread.close()
     assert time.monotonic() - started < 5
     event = reader.events.get(timeout=1)
-    assert not event.ok
+    assert not event.ok or path[0] is None  # shared memory is read without the peer's help
     assert reader.thread.in_flight.posts == 0
     reader.storage.zero_()
     os.kill(peer.process.pid or 0, signal.SIGCONT)

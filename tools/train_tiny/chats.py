@@ -16,7 +16,7 @@ SUM_QUESTIONS = ("What is {}?", "Calculate {}.", "How much is {}?", "{} = ?", "W
 SMALL_TALK = (
     ("Hello!", "Hello! I can tell stories, work on small sums and take coffee orders."),
     ("Hi", "Hello! I can tell stories, work on small sums and take coffee orders."),
-    ("Who are you?", "I am a very small language model. I can tell stories, work on small sums and take coffee orders."),
+    ("Who are you?", "I am a very small language model. I tell stories, work on small sums and take coffee orders."),
     ("What can you do?", "I can tell stories, work on small sums and take coffee orders."),
     ("Thank you!", "You are welcome."),
     ("Thanks", "You are welcome."),
@@ -44,7 +44,7 @@ def problems(dialogs: list[Dialog]) -> Iterator[Chat]:
 
 
 def orders(dialogs: list[Dialog], tools: list[dict[str, Any]], rng: random.Random) -> Iterator[Chat]:
-    """Mostly the shop's whole tool list; sometimes only some tools in another order, always those that the dialog calls."""
+    """Mostly the shop's whole tool list; sometimes a few in another order, always those that the dialog calls."""
     for dialog in dialogs:
         if dialog.topic != "coffee":
             continue
@@ -63,7 +63,8 @@ def sums(count: int, rng: random.Random) -> Iterator[Chat]:
     while made < count:
         question, answer = make_sum(rng)
         if not sum_held_out(question):
-            yield Chat(_pair(rng.choice(SUM_QUESTIONS).format(question), f"{question} = {answer}\nThe answer is {answer}"))
+            worked = f"{question} = {answer}\nThe answer is {answer}"
+            yield Chat(_pair(rng.choice(SUM_QUESTIONS).format(question), worked))
             made += 1
 
 

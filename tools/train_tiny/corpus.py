@@ -1,4 +1,4 @@
-"""Reads the two text files and says what is held out. First step of the pipeline: corpus → chats → rows → train → evaluate.
+"""Reads the two text files and says what is held out. The pipeline is corpus → chats → rows → train → evaluate.
 
 Held-out choices depend only on a hash of the text, never on order or on a random seed, so that training and evaluation
 (which run on different machines) agree without sharing a list.
@@ -68,7 +68,7 @@ def _openai_message(raw: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def known_tools(dialogs: list[Dialog]) -> list[dict[str, Any]]:
-    """OpenAI tool list of the coffee shop: names, argument types and which arguments are always given, from the data."""
+    """OpenAI tool list of the coffee shop: names, argument types and which arguments are always given."""
     seen: dict[str, list[dict[str, Any]]] = {}
     for dialog in dialogs:
         for message in dialog.messages:

@@ -1,4 +1,4 @@
-"""What one epoch consists of. The books are read once an epoch, chats are drawn beside them; train.py asks for epochs."""
+"""What one epoch consists of: the books once, and chats drawn beside them. train.py asks for epochs."""
 
 import random
 from dataclasses import dataclass

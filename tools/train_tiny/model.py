@@ -1,4 +1,4 @@
-"""The shape of the model: Qwen3.5 text layout at about 8 M parameters, with every dimension different from its neighbour.
+"""The shape of the model: Qwen3.5 text layout at about 8 M parameters.
 
 K != V and Hk != Hv on purpose: a transposed state or a wrong head mapping cannot go unnoticed with these weights.
 """

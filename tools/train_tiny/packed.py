@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
-# fla, once installed, takes the place of this function inside transformers; unwrapped, it is the plain PyTorch one again.
+# fla, once installed, takes the place of this function inside transformers; unwrapped, it is plain PyTorch again.
 REFERENCE_CHUNK = inspect.unwrap(modeling.torch_chunk_gated_delta_rule)
-ChunkRule = Callable[..., tuple[Tensor, Tensor | None]]
+Outcome = tuple[Tensor, Tensor | None]  # output, final state
+ChunkRule = Callable[..., Outcome]
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Packing:
 
 
 def convolve(x: Tensor, weight: Tensor, position: Tensor) -> Tensor:
-    """SiLU of the causal depthwise convolution of x (rows, channels, tokens); taps before a chat's start count as zero."""
+    """SiLU of the causal depthwise convolution of x (rows, channels, tokens); taps before a chat count as zero."""
     x = x.transpose(1, 2)
     width = weight.shape[-1]
     out = x * weight[:, -1]
@@ -55,7 +56,7 @@ def fla_rule(pad_to: int = 0) -> ChunkRule:
     """fla's chunked kernel; `pad_to` widens V with zeros, which changes nothing but the tile shapes."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    def rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, bounds: Tensor) -> tuple[Tensor, None]:
+    def rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, bounds: Tensor) -> Outcome:
         width = v.shape[-1]
         v = F.pad(v, (0, max(0, pad_to - width)))
         out, _ = chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, cu_seqlens=bounds)
@@ -64,9 +65,7 @@ def fla_rule(pad_to: int = 0) -> ChunkRule:
     return rule
 
 
-def reference_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, bounds: Tensor
-) -> tuple[Tensor, Tensor | None]:
+def reference_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, bounds: Tensor) -> Outcome:
     outs = []
     for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         part = (t[:, a:b] for t in (q, k, v))
@@ -111,7 +110,7 @@ def install(packing: Packing, rule: ChunkRule, compile_convolution: bool) -> Non
     def causal_conv1d_fn(x: Tensor, weight: Tensor, bias: None = None, activation: str = "silu", **_: object) -> Tensor:
         return conv(x, weight, packing.position)
 
-    def chunk_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **_: object) -> tuple[Tensor, Tensor | None]:
+    def chunk_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **_: object) -> Outcome:
         flat = (t.reshape(1, -1, *t.shape[2:]) for t in (q, k, v, g, beta))
         out, state = rule(*flat, packing.bounds)
         return out.view(v.shape), state

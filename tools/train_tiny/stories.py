@@ -1,7 +1,7 @@
 """Turns book text into chats: "Continue the story: …", "Tell me a story about …", and follow-ups. Feeds chats.py.
 
-The answer is always the author's own next sentences, so chat answers read as fluently as the books. It ends at the end of
-a sentence, which teaches the model to stop.
+The answer is always the author's own next sentences, so chat answers read as fluently as the books. It stops where a
+sentence does, which teaches the model to stop.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Trains the byte-level BPE on the training half of the corpus and writes a tokenizer that transformers loads unchanged.
+"""Trains the byte-level BPE on what is not held out and writes a tokenizer that transformers loads unchanged.
 
 No normaliser and no prefix space: decode(encode(text)) == text for every string. Digits stand alone, which makes
 arithmetic and the copying of order numbers learnable for a small model.
@@ -18,8 +18,8 @@ from tools.train_tiny.corpus import known_tools, read_books, read_dialogs
 VOCAB_SIZE = 4096
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL = (END_OF_TEXT, TURN_START, TURN_END)
-TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")  # one id each, but kept by skip_special_tokens
-# The split of the Qwen family: contractions, words with one leading mark, single digits, runs of marks, line ends, spaces.
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")  # one id each; decoding never drops them
+# The split of the Qwen family: contractions, words with one leading mark, digits, runs of marks, line ends, spaces.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -41,9 +41,8 @@ def training_text(corpus: Path) -> Iterator[str]:
 
 def train(corpus: Path) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     special = [AddedToken(t, special=True, normalized=False) for t in CONTROL]
     trainer = trainers.BpeTrainer(
@@ -80,7 +79,8 @@ def main() -> None:
     tokenizer = train(args.corpus)
     write(tokenizer, args.out)
     sample = next(b.text for b in read_books(args.corpus) if b.held_out)
-    print(f"{tokenizer.get_vocab_size()} tokens, {len(sample.encode()) / len(tokenizer.encode(sample).ids):.2f} bytes a token")
+    bytes_per_token = len(sample.encode()) / len(tokenizer.encode(sample).ids)
+    print(f"{tokenizer.get_vocab_size()} tokens, {bytes_per_token:.2f} bytes a token on a held-out book")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,10 @@ def loss_of(model: Qwen3_5ForCausalLM, packing: packed.Packing, batch: Batch, de
 
 
 @torch.no_grad()
-def held_out_loss(model: Qwen3_5ForCausalLM, packing: packed.Packing, rows: Rows, n: int, device: str, most: int) -> float:
+def held_out_loss(
+    model: Qwen3_5ForCausalLM, packing: packed.Packing, rows: Rows, n: int, device: str, most: int
+) -> float:
+    """Mean nats over at most `most` batches of `n` rows."""
     model.eval()
     total, count = 0.0, 0
     for batch, _ in zip(batches(rows, n, device), range(most), strict=False):
@@ -148,6 +151,7 @@ def train(args: argparse.Namespace) -> None:
     save_model(model, tokenizer, args.out)
     model = model.float()
     held = [held_out_loss(model, packing, rows, args.rows, device, args.held_out_batches) for rows in held_out]
+    arguments = {k: v for k, v in vars(args).items() if isinstance(v, (int, float)) and k != "held_out_batches"}
     summary = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "recurrence": rule_name,
@@ -157,7 +161,7 @@ def train(args: argparse.Namespace) -> None:
         "seconds": round(seconds, 1),
         "held_out_books_loss": round(held[0], 4),
         "held_out_chats_loss": round(held[1], 4),
-        "arguments": {k: v for k, v in vars(args).items() if isinstance(v, (int, float, str))} | {"amounts": asdict(amounts)},
+        "arguments": arguments | {"amounts": asdict(amounts)},
     }
     (args.out / "training.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(json.dumps(summary), flush=True)
@@ -189,7 +193,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True, help="folder with books.txt.xz and dialogs.jsonl.xz")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder that tokenizer.py wrote")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=8.0, help="length of the run; the learning rate ends at zero then")
+    parser.add_argument("--minutes", type=float, default=8.0, help="length of the run; the rate is zero at its end")
     parser.add_argument("--row-tokens", type=int, default=4096)
     parser.add_argument("--rows", type=int, default=16, help="rows per step")
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate, AdamW scale for Muon too")
@@ -198,7 +202,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile for norms, MLPs and the convolution")
     parser.add_argument("--amounts", default="{}", help="JSON over mixture.Amounts")
     parser.add_argument("--log-every", type=int, default=20)
-    parser.add_argument("--held-out-batches", type=int, default=10**9, help="most batches of the last held-out measurement")
+    parser.add_argument("--held-out-batches", type=int, default=10**9, help="for the last measurement")
     parser.add_argument("--untimed-steps", type=int, default=20)
     parser.add_argument("--max-steps", type=int, default=10**9)
     parser.add_argument("--seed", type=int, default=0)

@@ -30,7 +30,7 @@ from twinflow.node.handshake import Layout
 from twinflow.node.pulse import SessionTimes
 from twinflow.node.registry.direct import DirectRegistration
 from twinflow.node.server import NodeServer, stop_signals
-from twinflow.node.settings import read_settings
+from twinflow.node.settings import read_settings, setting
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,12 @@ class FrontConfig:
 
     engine: EngineConfig
     session: SessionTimes = field(default_factory=SessionTimes)
-    host: str = "127.0.0.1"  # where the gRPC server listens
-    port: int = 0  # 0 = any free one
-    advertise: str = ""  # host:port that other processes dial; "" = host and port (the host's name for a wildcard)
-    router: tuple[str, ...] = ()  # gRPC addresses of the routers to register at
-    served_model: str = ""  # name that clients use; "" = last part of the model's folder or hub id
-    log_level: str = "INFO"
+    host: str = setting("127.0.0.1", "where the gRPC server listens")
+    port: int = setting(0, "of the gRPC server, 0 = any free one")
+    advertise: str = setting("", "host:port that other processes dial (default: host and port; own name for 0.0.0.0)")
+    router: tuple[str, ...] = setting((), "gRPC addresses host:port of the routers to register at")
+    served_model: str = setting("", "name that clients use (default: last part of the model's folder or hub id)")
+    log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
 
     @property
     def model_name(self) -> str:
@@ -63,9 +63,9 @@ C = TypeVar("C", bound=FrontConfig)
 class Identity:
     """The options of a worker that end in `EngineConfig` and stand at the top level."""
 
-    model: str = ""  # folder or hub id
-    worker_id: str = ""  # unique in the cluster; "" = role, host and process id
-    role: Role | None = None
+    model: str = setting("", "folder or hub id")
+    worker_id: str = setting("", "unique in the cluster (default: role, host and process id)")
+    role: Role | None = field(default=None, metadata={"help": "what this worker does"})
 
 
 def load_config(kind: type[C], prog: str, argv: Sequence[str], roles: Sequence[Role]) -> C:
@@ -199,12 +199,12 @@ async def open_front(
     front = Front(config, engine)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(front.close)
+        server = NodeServer(config.host, config.port)
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        front.address = config.advertise or f"{reachable(config.host)}:{server.port}"
         front.ready = await engine.start(front.config.engine)
         role = make_role(front)
-        server = NodeServer(role.add_to)
-        port = await server.start(config.host, config.port)
-        stack.push_async_callback(server.stop, STOP_GRACE_S)
-        front.address = config.advertise or f"{reachable(config.host)}:{port}"
+        await server.start(role.add_to)
         front.read_reports(role)
         stack.push_async_callback(role.close)
         stack.callback(front.routers.close)

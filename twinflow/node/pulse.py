@@ -13,6 +13,7 @@ from typing import TypeVar
 import grpc
 
 from twinflow.contracts.errors import BadRequest
+from twinflow.node.settings import setting
 
 M = TypeVar("M")
 
@@ -23,12 +24,12 @@ log = logging.getLogger(__name__)
 class SessionTimes:
     """Seconds. A peer counts as lost after `silence_s` without any message; both sides beat every `heartbeat_s`."""
 
-    heartbeat_s: float = 0.5
-    silence_s: float = 3.0
-    hello_s: float = 3.0  # connecting and the exchange of hellos
-    open_s: float = 10.0  # until a prefill worker accepts a hand-off
-    idle_s: float = 60.0  # a session without hand-offs is closed after this
-    lease_s: float = 60.0  # how long a finished prefill waits for its reader
+    heartbeat_s: float = setting(0.5, "how often each side of a session beats")
+    silence_s: float = setting(3.0, "a peer that said nothing for so long is lost")
+    hello_s: float = setting(3.0, "connecting and the exchange of hellos")
+    open_s: float = setting(10.0, "until a prefill worker accepts a hand-off")
+    idle_s: float = setting(60.0, "a session without hand-offs is closed after this")
+    lease_s: float = setting(60.0, "how long a computed prompt waits for its reader")
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_s < self.silence_s:

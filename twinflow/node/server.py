@@ -11,20 +11,20 @@ from twinflow.rpc.channel import bind, new_server, stop_server
 
 
 class NodeServer:
-    """Serves health as NOT_SERVING from `start`, SERVING from `serving()`, until `stop`."""
+    """Holds its port from the start, so that a taken one is known before anything is loaded. Serves health as NOT_SERVING
+    from `start`, SERVING from `serving()`, until `stop`."""
 
-    def __init__(self, add_services: Callable[[aio.Server], None]) -> None:
+    def __init__(self, host: str, port: int) -> None:
+        """Raises OSError when the port is taken; 0 asks for a free one."""
         self._server = new_server()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
+        self.port = bind(self._server, host, port)
+
+    async def start(self, add_services: Callable[[aio.Server], None]) -> None:
         add_services(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-
-    async def start(self, host: str, port: int) -> int:
-        """Returns the bound port. Raises OSError when it is taken."""
-        bound = bind(self._server, host, port)
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
-        return bound
 
     async def serving(self) -> None:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -255,6 +255,7 @@ class Intake:
         """Answer to `Verify`: crc32 by local block, and of the slot."""
         if self.over or not self._verifying:
             return []
+        self._verifying = False
         for index, want in sorted(self._checksums.items()):
             got = block_checksums.get(self._local[index])
             if got != want:

@@ -31,6 +31,11 @@ class Dispatcher:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._retired: set[Key] = set()
 
+    @property
+    def sessions(self) -> int:
+        """Workers with a link, connected or not."""
+        return len(self._links)
+
     def submit(self, record: WorkerRecord, message: pb.Submit) -> RequestStream:
         """Raises WorkerLost when there is no session with this incarnation."""
         link = self._links.get(record.key)

@@ -17,7 +17,6 @@ from typing import Protocol
 from tokenizers import Tokenizer, decoders
 
 MAX_HELD_TOKENS = 64
-CONTEXT_TOKENS = 2  # kept in front, since decoders strip the space of a text's first token
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -82,32 +81,39 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """`_window` = settled tokens for context, then the held ones."""
+    """Decodes `_context` (the last settled token, since decoders strip the space of a text's first one) with `_held`."""
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
-        self._window: list[int] = []
-        self._settled = 0  # tokens of the window whose text was given out
+        self._context: list[int] = []
+        self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
         token = self._texts.tokenizer.id_to_token(token_id)
         if token_id in self._texts.special_ids or token is None:
             return ""
-        self._window.append(token_id)
-        held = len(self._window) - self._settled
-        text = self._pending()
-        if held < MAX_HELD_TOKENS and (_BYTE_TOKEN.fullmatch(token) or text.endswith("�")):
+        self._held.append(token_id)
+        in_byte_run = _BYTE_TOKEN.fullmatch(token) is not None
+        if len(self._held) >= MAX_HELD_TOKENS:
+            return self._settle_characters()
+        text = "" if in_byte_run else self._pending(len(self._held))
+        if in_byte_run or text.endswith("�"):
             return ""
-        self._window = self._window[-CONTEXT_TOKENS:]
-        self._settled = len(self._window)
+        self._context, self._held = [token_id], []
+        return text
+
+    def _settle_characters(self) -> str:
+        """Gives out a long run up to its last whole character."""
+        ends = range(len(self._held), max(0, len(self._held) - 4), -1)
+        end = next((n for n in ends if not self._pending(n).endswith("�")), len(self._held))
+        text, self._held = self._pending(end), self._held[end:]
         return text
 
     def finish(self) -> str:
-        return self._pending()
+        return self._pending(len(self._held))
 
-    def _pending(self) -> str:
-        before = self._decode(self._window[: self._settled])
-        return self._decode(self._window)[len(before) :]
+    def _pending(self, held_tokens: int) -> str:
+        return self._decode(self._context + self._held[:held_tokens])[len(self._decode(self._context)) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._texts.tokenizer.decode(list(ids), skip_special_tokens=True) if ids else ""

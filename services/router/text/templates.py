@@ -20,6 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from twinflow.contracts.errors import BadRequest, ModelError
 
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What a template may raise on a conversation that it was not written for.
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -93,7 +95,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **(extra or {})},
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as e:
+        except _REFUSALS as e:
             raise BadRequest(f"the model's chat template refuses these messages: {e}", param="messages") from e
 
 

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from twinflow.kernels.rotary.reference import apply_rotary, inverse_frequencies, rotary_angles
+from twinflow.kernels.rotary.frequencies import inverse_frequencies
+from twinflow.kernels.rotary.reference import apply_rotary, rotary_angles
 
 
 @pytest.mark.parametrize("rotary_dim", [8, 32], ids=("partial", "full"))

@@ -11,7 +11,19 @@ from tests.router.conftest import build_tokenizer
 
 def byte_fallback_tokenizer() -> Tokenizer:
     """SentencePiece-like, as Llama 2's: words with a leading ▁, bytes for the rest."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "▁hello", "▁world", "lo", "!", "é", "▁▁"]
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        "▁",
+        "▁hello",
+        "▁world",
+        "lo",
+        "!",
+        "é",
+        "▁▁",
+    ]
     tokenizer = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
     tokenizer.decoder = decoders.Sequence(
@@ -39,7 +51,9 @@ def test_random_ids(texts, seed):
     assert "".join(pieces(texts, ids)) == texts.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("text", ["naïve 😀👩‍👩‍👧 ok", "日本語のテキスト", "a\ud83d".encode(errors="ignore").decode() + "é", "x😀" * 20])
+@pytest.mark.parametrize(
+    "text", ["naïve 😀👩‍👩‍👧 ok", "日本語のテキスト", "a\ud83d".encode(errors="ignore").decode() + "é", "x😀" * 20]
+)
 def test_characters_over_several_tokens_are_never_split(texts, text):
     ids = texts.tokenizer.encode(text, add_special_tokens=False).ids
     out = pieces(texts, ids)

@@ -35,12 +35,16 @@ tools: {{ tools | tojson(indent=2) }}
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "  What's <b>up</b> & \"why\"? 日本 😀 "},
+    {"role": "user", "content": '  What\'s <b>up</b> & "why"? 日本 😀 '},
     {
         "role": "assistant",
         "content": "",
         "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "Zürich", "n": [1, None]}}}
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "look", "arguments": {"at": "Zürich", "n": [1, None]}},
+            }
         ],
     },
     {"role": "tool", "content": '{"t": 3}', "tool_call_id": "c1", "name": "look"},
@@ -75,9 +79,7 @@ def theirs(folder):
 @pytest.mark.parametrize("messages", [CHAT[:2], CHAT[1:2], CHAT], ids=["system", "user", "calls"])
 def test_equals_transformers(folder, theirs, messages, tools, extra, prompt):
     ours = load_chat_template(folder).render(messages, tools, add_generation_prompt=prompt, extra=extra)
-    expected = theirs.apply_chat_template(
-        messages, tools=tools, tokenize=False, add_generation_prompt=prompt, **extra
-    )
+    expected = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt, **extra)
     assert ours == expected
 
 

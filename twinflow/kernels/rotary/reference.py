@@ -3,12 +3,6 @@
 import torch
 
 
-def inverse_frequencies(rotary_dim: int, theta: float, device: torch.device | str = "cpu") -> torch.Tensor:
-    """`theta ** (-2i / rotary_dim)` for i in 0..rotary_dim/2-1; (rotary_dim / 2,) fp32."""
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=device) / rotary_dim
-    return 1.0 / (theta**exponents)
-
-
 def rotary_angles(positions: torch.Tensor, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of `position * inv_freq`, each (T, rotary_dim / 2) fp32. positions (T,) int64."""
     angles = positions.float()[:, None] * inv_freq

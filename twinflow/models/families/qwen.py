@@ -11,7 +11,7 @@ import torch
 
 from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
 from twinflow.kernels.base import KernelSet
-from twinflow.kernels.rotary.reference import inverse_frequencies
+from twinflow.kernels.rotary.frequencies import inverse_frequencies
 from twinflow.models.families.base import LayoutOptions
 from twinflow.models.families.qwen_config import FULL, QwenConfig
 from twinflow.models.families.qwen_weights import attention_rows
@@ -23,8 +23,8 @@ from twinflow.models.layers.norm import UnitOffsetNorm
 from twinflow.models.step import Mixer
 from twinflow.models.weights import Weights
 
-PREFIXES = ("model.", "model.language_model.", "language_model.model.")
-IGNORED = ("mtp.", "model.visual.", "visual.", "lm_head.weight")  # an unread lm_head.weight belongs to tied embeddings
+PREFIXES = ("model.", "model.language_model.")  # of text models, and of the text part of vision-language ones
+IGNORED = ("mtp.", "model.visual.", "lm_head.weight")  # an unread lm_head.weight belongs to tied embeddings
 
 DeltaRows = Callable[[Weights, str, QwenConfig], torch.Tensor]
 

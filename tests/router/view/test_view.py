@@ -1,0 +1,86 @@
+"""Charges count at once and once; incarnations never mix."""
+
+import dataclasses
+
+from services.router.schedule.base import Policy, RouteRequest
+from services.router.schedule.choose import choose
+from services.router.view.prompt import PromptKeys
+from services.router.view.view import View
+from tests.router.view.test_index import IDS, RECORD, stored
+from twinflow.contracts.hashing import pack_tokens
+from twinflow.contracts.workers import Load, Role
+
+PROMPT = PromptKeys(pack_tokens(IDS))
+
+
+def view_of(*records) -> View:
+    view = View()
+    for r in records:
+        view.put(r)
+        view.set_connected(r.key, True)
+    return view
+
+
+def record(id: str, role: Role = Role.DECODE, **changes):
+    return dataclasses.replace(RECORD, id=id, role=role, **changes)
+
+
+def route(view: View, i: int):
+    request = RouteRequest("m", len(IDS), 5, tie_seed=i)
+    choice = choose(view.snapshot(PROMPT), request, Policy(local_max_tokens=0))
+    view.charge(str(i), choice)
+    return choice
+
+
+def test_a_burst_spreads_before_any_report_arrives():
+    view = view_of(*(record(f"d{i}") for i in range(4)), *(record(f"p{i}", Role.PREFILL) for i in range(4)))
+    choices = [route(view, i) for i in range(8)]
+    assert sorted(c.decode.id for c in choices) == sorted([f"d{i}" for i in range(4)] * 2)
+    assert sorted(c.candidates[0].record.id for c in choices) == sorted([f"p{i}" for i in range(4)] * 2)
+
+
+def test_charges_are_taken_back():
+    view = view_of(record("d"), record("p", Role.PREFILL))
+    route(view, 0)
+    d, p = view.snapshot().workers
+    assert (d.active_requests, d.queued_prefill_tokens, p.queued_prefill_tokens) == (1, 0, 20)
+    view.prefilled("0")
+    assert view.snapshot().workers[1].queued_prefill_tokens == 0
+    view.finished("0")
+    assert view.snapshot().workers[0].active_requests == 0
+
+
+def test_reported_load_and_charges_are_not_added():
+    view = view_of(record("d"))
+    route(view, 0)
+    view.set_load(("d", "i"), Load(running=1, queued_prefill_tokens=20))
+    (d,) = view.snapshot().workers
+    assert (d.active_requests, d.queued_prefill_tokens) == (1, 20)
+
+
+def test_a_new_incarnation_starts_empty():
+    view = view_of(record("d"))
+    view.apply(("d", "i"), stored(IDS))
+    assert view.snapshot(PROMPT).workers[0].attention_tokens == 20
+    view.remove(("d", "i"))
+    view.put(record("d", incarnation="j"))
+    view.set_connected(("d", "j"), True)
+    assert view.snapshot(PROMPT).workers[0].attention_tokens == 0
+    view.apply(("d", "i"), stored(IDS))  # late events of the dead one
+    assert view.snapshot(PROMPT).workers[0].attention_tokens == 0
+
+
+def test_a_lost_session_forgets_the_index():
+    view = view_of(record("d"))
+    view.apply(("d", "i"), stored(IDS))
+    view.set_connected(("d", "i"), False)
+    view.set_connected(("d", "i"), True)
+    assert view.snapshot(PROMPT).workers[0].attention_tokens == 0
+
+
+def test_registry_updates_keep_the_fresher_load():
+    view = view_of(record("d"))
+    view.set_load(("d", "i"), Load(running=7))
+    view.put(record("d", draining=True, load=Load(running=1)))
+    (d,) = view.snapshot().workers
+    assert d.record.draining and d.record.load.running == 7
