@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from services.router.config import RouterConfig
-from services.router.dispatch.base import WorkerLost
+from services.router.dispatch.base import SlowClient, WorkerLost
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.stream import Batch, RequestStream
 from services.router.metrics import Metrics
@@ -58,6 +58,7 @@ class Outcome:
     first_token_at: float | None = None
     ended_at: float | None = None
     attempts: int = 0
+    too_slow: bool = False  # the client left too much unread
 
     @property
     def cached_tokens(self) -> int:
@@ -121,6 +122,7 @@ class Generator:
             self._running -= 1
             self._metrics.in_flight.dec()
             outcome.ended_at = time.monotonic()
+            result = SlowClient.reason if outcome.too_slow else result
             self._metrics.finished(result, outcome.stats, outcome.prompt_tokens, outcome.completion_tokens)
             if outcome.first_token_at is not None and outcome.completion_tokens > 1:
                 rest_s = outcome.ended_at - outcome.first_token_at
@@ -178,6 +180,7 @@ class Generator:
                 yield piece
         finally:
             if stream is not None:
+                outcome.too_slow = stream.overflowed
                 stream.close()
             self._view.finished(id)
 

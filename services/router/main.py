@@ -99,6 +99,7 @@ class Router:
         await asyncio.gather(self._dispatching, return_exceptions=True)
         self.registry.close()
         await channel.stop_server(self._grpc, 0.5)
+        del self._grpc  # grpc wants its servers gone while their loop lives
 
     async def wait(self) -> None:
         """Returns, or raises, only when a part has ended by itself."""

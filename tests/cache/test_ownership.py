@@ -57,6 +57,21 @@ def test_received_bytes_are_used_after_adopt(world):
     assert world.cache.match(world.chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 21, 22])).usable_tokens == 11
 
 
+def test_a_transfer_gets_only_blocks_without_a_queued_copy():
+    world = World(blocks=3, slots=3)
+    world.serve([1, 2, 3, 4, 5, 6, 7], extra=0)
+    cancelled = world.reserve(world.chain([1, 2, 3, 4, 5, 9]), 0)  # copies block 1 into block 2
+    assert world.device.copied_blocks == [(1, 2)]
+    world.release(cancelled, donate=False)
+    transfer = world.hold_prefix(world.chain([9]))
+    assert not world.complete(transfer, 7)
+    assert world.complete(transfer, 3)
+    assert transfer.blocks == [0]  # block 1 was evicted first, to leave no hole, but is not given out
+    world.scribble()
+    world.settle()
+    world.check()
+
+
 @pytest.mark.parametrize("what", ["block", "tail", "slot"])
 def test_what_io_may_still_write_is_not_published(world, what):
     """A late transfer (one given up before the bytes came from elsewhere) must never end up in the tree."""

@@ -37,10 +37,10 @@ def main() -> None:
             os._exit(0)
 
     signal.signal(signal.SIGTERM, stopped)
-    print(f"hello from {name}", flush=True)
     if port:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"hello from {name}", flush=True)
     if "exit" in options:
         time.sleep(float(options.get("after", "0")))
         print("something broke", flush=True)

@@ -31,9 +31,9 @@ class Stubs:
             name, (sys.executable, STUB, name, str(port), str(ready_after_s), str(self.endings), *options)
         )
 
-    def cluster(self, *specs: ProcessSpec) -> Cluster:
+    def cluster(self, *specs: ProcessSpec, workers: tuple[str, ...] = ()) -> Cluster:
         made = Cluster(
-            ClusterPlan(specs, self.base_url), sink=lambda *line: self.lines.append(line), log_dir=self.folder
+            ClusterPlan(specs, self.base_url, workers), sink=lambda *line: self.lines.append(line), log_dir=self.folder
         )
         self.clusters.append(made)
         return made
@@ -53,7 +53,7 @@ def stubs(tmp_path: Path) -> Iterator[Stubs]:
 
 
 def test_waits_until_ready_and_tells_why_not_yet(stubs: Stubs) -> None:
-    cluster = stubs.cluster(stubs.spec("router", ready_after_s=0.5))
+    cluster = stubs.cluster(stubs.spec("router", ready_after_s=1.5))
     cluster.start_all()
     seen: list[str] = []
     assert cluster.wait_ready(TIMEOUT_S, lambda seconds, status: seen.append(status))
@@ -70,13 +70,13 @@ def test_not_ready_in_time_says_what_was_missing(stubs: Stubs) -> None:
 
 
 def test_waits_for_every_worker_of_the_plan(stubs: Stubs) -> None:
-    made = ClusterPlan((stubs.spec("router"),), stubs.base_url, workers=("decode-0", "prefill-0"))
-    with Cluster(made) as cluster:
-        cluster.start_all()
-        seen: list[str] = []
-        with pytest.raises(NotReady, match="still waiting for prefill-0"):  # the stub's /health knows decode-0 alone
-            cluster.wait_ready(2.0, lambda seconds, status: seen.append(status))
-        assert seen[-1] == "waiting for prefill-0"
+    cluster = stubs.cluster(stubs.spec("router"), workers=("decode-0", "prefill-0"))
+    cluster.start_all()
+    stubs.wait_lines(1)
+    seen: list[str] = []
+    with pytest.raises(NotReady, match="still waiting for prefill-0"):  # the stub's /health knows decode-0 alone
+        cluster.wait_ready(1.0, lambda seconds, status: seen.append(status))
+    assert seen[-1] == "waiting for prefill-0"
 
 
 def test_wait_ends_when_asked_to_stop(stubs: Stubs) -> None:

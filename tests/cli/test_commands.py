@@ -81,15 +81,25 @@ def test_up_stops_on_sigint_and_shows_how_to_call_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     install(monkeypatch, stub_plan())
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    assert main(["up", "--model", "org/m", "--log-dir", str(tmp_path / "logs")]) == 0
-    timer.join()
+    log = tmp_path / "logs" / "decode-0.log"
+    show = up.welcome
+
+    def interrupt() -> None:
+        while not (log.exists() and log.read_text()):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def welcome(settings: ClusterSettings, base_url: str) -> list[str]:
+        threading.Thread(target=interrupt).start()
+        return show(settings, base_url)
+
+    monkeypatch.setattr(up, "welcome", welcome)
+    assert main(["up", "--model", "org/m", "--log-dir", str(log.parent)]) == 0
     out = capsys.readouterr().out
     assert "ready: m on http://127.0.0.1:" in out
     assert "curl -N http://127.0.0.1:" in out
     assert out.rstrip().endswith("stopping ...")
-    assert (tmp_path / "logs" / "decode-0.log").read_text().endswith("hello from decode-0\n")
+    assert log.read_text().endswith("hello from decode-0\n")
 
 
 def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """One tiny random model and its oracle for all engine tests; a fresh pair of workers for each."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch

@@ -7,7 +7,7 @@
 
 import queue
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twinflow.cache.arena import Arena, ArenaGeometry
@@ -17,12 +17,12 @@ from twinflow.contracts.requests import GenerateRequest, RequestStats, SamplingP
 from twinflow.contracts.workers import Role
 from twinflow.engine import base
 from twinflow.engine.base import EngineConfig, Mode, Notice
+from twinflow.engine.build import describe
 from twinflow.engine.core import Engine, Inbound
 from twinflow.models.base import HybridModel
-from twinflow.transfer.base import PeerArena
 from twinflow.transfer.leases import LeaseTable, SessionKey
 from twinflow.transfer.loopback import AtPoll, LoopbackNetwork, LoopbackTransport, Scheduler
-from twinflow.transfer.thread import PullFinished, TransferThread
+from twinflow.transfer.thread import TransferThread
 
 WAIT_S = 10.0
 
@@ -55,13 +55,13 @@ class Worker:
         self.transport = LoopbackTransport(network, f"{name}/1/1", self.arena.storage, scheduler or AtPoll())
         settings = EngineConfig(model="", worker_id=name, incarnation="1", role=Role.BOTH, **values)
         thread = TransferThread(self.transport, self.inbox.put, serve=True)
-        self.engine = Engine(settings, model, self.arena, HybridCache(model.layout, geometry, self.arena), thread)
+        cache = HybridCache(model.layout, geometry, self.arena)
+        ready = describe(settings, model, self.arena, cache, self.transport)
+        assert ready.arena is not None
+        self.peer = replace(ready.arena, base_address=0)  # the loopback transport has offsets only
+        self.engine = Engine(settings, model, self.arena, cache, thread, ready)
         self.root = root_hash(model.layout.fingerprint())
         self.requests = 0
-        self.peer = PeerArena(
-            name, "1", 1, 0, geometry.total_bytes, geometry.block_bytes, geometry.slot_bytes, geometry.blocks,
-            geometry.slots, "DRAM", 0, self.transport.agent_name, self.transport.agent_metadata,
-        )  # fmt: skip
 
     def next_id(self) -> str:
         self.requests += 1
@@ -225,6 +225,3 @@ class Pair:
     def close(self) -> None:
         self.prefill.close()
         self.decode.close()
-
-
-__all__ = ["Pair", "PullFinished", "Result", "Worker", "request"]

@@ -34,15 +34,13 @@ def test_cold_and_warm_everywhere(pair: Pair, oracle: Oracle, tokens: int) -> No
 
 def test_conversation_resumes_at_the_end_of_the_reply(pair: Pair, oracle: Oracle) -> None:
     """Four turns; from the second on the decode worker resumes where the last reply ended, without any hand-off."""
-    talk = prompt(1, 150)
+    talk, previous = prompt(1, 150), 0
     for turn in range(4):
         first = pair.remote(talk, max_tokens=NEW) if turn == 0 else pair.decode.local(talk, max_tokens=NEW)
         assert first.tokens == oracle(talk, NEW)
-        fed = len(talk) + NEW - 1  # the last token of a reply was never fed
+        assert first.stats.decode_resumed_tokens == previous
+        previous = len(talk) + NEW - 1  # the last token of a reply was never fed
         talk = talk + first.tokens + prompt(100 + turn, 30)
-        if turn:
-            assert first.stats.decode_resumed_tokens == previous
-        previous = fed
 
 
 def test_siblings_of_a_shared_prefix(pair: Pair, oracle: Oracle) -> None:

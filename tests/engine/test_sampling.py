@@ -23,7 +23,7 @@ def draws(row: torch.Tensor, params: SamplingParams, n: int = 4000) -> Counter[i
 
 def test_uniform_is_uniform_and_depends_on_each_argument() -> None:
     values = torch.tensor([uniform(s, 0, p) for s in range(100) for p in range(100)])
-    assert 0.0 <= float(values.min()) and float(values.max()) < 1.0
+    assert float(values.min()) >= 0.0 and float(values.max()) < 1.0
     counts = torch.histc(values, 10, 0.0, 1.0)
     assert float(counts.min()) > 850 and float(counts.max()) < 1150
     assert len({uniform(1, 0, 0), uniform(2, 0, 0), uniform(1, 1, 0), uniform(1, 0, 1)}) == 4

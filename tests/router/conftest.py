@@ -96,13 +96,13 @@ class Cluster:
 
 async def until(condition, within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - conditions have no event
             await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
 async def running(model_folder: Path, **config: object):
-    defaults = dict(http_port=0, grpc_port=0, shutdown_s=1.0, served_model="toy")
+    defaults = {"http_port": 0, "grpc_port": 0, "shutdown_s": 1.0, "served_model": "toy"}
     router = Router(RouterConfig(model=str(model_folder), **(defaults | config)))
     await router.start()
     cluster = Cluster(router, load_model_text(model_folder))

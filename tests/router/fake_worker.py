@@ -32,7 +32,12 @@ class FakeWorker(rpc.WorkerServicer):
     """Public attributes are the knobs; `submits` and `cancels` (id → monotonic time) are what arrived."""
 
     def __init__(self, model: str, id: str = "d0", role: Role = Role.DECODE, **record: object) -> None:
-        facts = dict(fingerprint="f" * 32, max_model_tokens=4096, max_request_tokens=2048, block_tokens=4) | record
+        facts = {
+            "fingerprint": "f" * 32,
+            "max_model_tokens": 4096,
+            "max_request_tokens": 2048,
+            "block_tokens": 4,
+        } | record
         self.record = WorkerRecord(id, uuid.uuid4().hex[:8], role, (), model, **facts)
         self.script: Script = echo
         self.delay_s = 0.0  # before every token
@@ -70,6 +75,7 @@ class FakeWorker(rpc.WorkerServicer):
         for task in self._runs.values():
             task.cancel()
         await channel.stop_server(self._server, 0)
+        del self._server  # part of a reference cycle; grpc wants it gone while its loop lives
 
     async def deregister(self) -> None:
         if self._registering is not None:

@@ -60,9 +60,7 @@ def test_unreachable_peer_is_gone():
         ch = channel.open_channel(f"127.0.0.1:{port}")
         call = rpc.WorkerStub(ch).Serve()
         with pytest.raises(grpc.RpcError) as failure:
-            await call.write(pb.RouterMessage())
-            async for _ in call:
-                pass
+            await call.read()
         await channel.close_channels([ch])
         return failure.value
 

@@ -10,7 +10,7 @@ DEPTH = 40  # events; the search ends by itself well before
 def replay(history: tuple[str, ...], rules: Rules) -> World:
     world = World(rules)
     for name in history:
-        world.do(name)
+        world.do(name, check=False)  # was checked when this history was found
     return world
 
 
@@ -23,8 +23,10 @@ def search(rules: Rules) -> tuple[int, set[str]]:
     for _ in range(DEPTH):
         reached: list[tuple[str, ...]] = []
         for history in frontier:
-            for name in replay(history, rules).actions():
-                world = replay(history, rules)
+            world = replay(history, rules)
+            for k, name in enumerate(world.actions()):
+                if k:
+                    world = replay(history, rules)
                 tried.add(name)
                 try:
                     world.do(name)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from twinflow.cache.arena import Arena, ArenaGeometry
+from twinflow.cache.base import Cache
 from twinflow.cache.hybrid import HybridCache
 from twinflow.contracts.errors import ModelError
 from twinflow.contracts.workers import Role
@@ -47,13 +48,12 @@ def build_engine(
     agent = f"{config.worker_id}/{config.incarnation}/{GENERATION}"
     link = transport(agent, arena) if transport else None
     thread = TransferThread(link, on_pull, serve=config.role is not Role.DECODE) if link else None
-    engine = Engine(config, model, arena, cache, thread)
-    return engine, _ready(config, model, arena, cache, link)
+    ready = describe(config, model, arena, cache, link)
+    return Engine(config, model, arena, cache, thread, ready), ready
 
 
-def _ready(
-    config: EngineConfig, model: HybridModel, arena: Arena, cache: HybridCache, link: Transport | None
-) -> Ready:
+def describe(config: EngineConfig, model: HybridModel, arena: Arena, cache: Cache, link: Transport | None) -> Ready:
+    """What the front needs to know of a loaded engine."""
     geometry = arena.geometry
     peer = None
     if link is not None:

@@ -25,7 +25,8 @@ from twinflow.contracts.hashing import TokenChain, unpack_tokens
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load
 from twinflow.engine import base
-from twinflow.engine.base import Done, EngineConfig, Generated, Matched, Mode, Notice, Report
+from twinflow.engine.base import Done, EngineConfig, Generated, Matched, Mode, Notice, Ready, Report
+from twinflow.engine.limits import check_request
 from twinflow.engine.offers import Offers
 from twinflow.engine.pulls import Pulls
 from twinflow.engine.runner import Runner
@@ -49,8 +50,10 @@ class Engine:
         arena: Arena,
         cache: Cache,
         transfer: TransferThread | None,
+        ready: Ready,
     ) -> None:
         self.config = config
+        self.ready = ready
         self.model = model
         self.cache = cache
         self.fingerprint = model.layout.fingerprint()
@@ -174,12 +177,14 @@ class Engine:
         request = command.request
         if request.id in self.sequences:
             return
+        check_request(request, self.ready, generates=command.mode is not Mode.OFFER)
         chain = TokenChain(request.root, self.model.layout.block_tokens, request.prompt + request.forced)
         forced = unpack_tokens(request.forced)
         sequence = Sequence(request, command.mode, chain, Phase.WAITING, generated=forced)
         sequence.prompt = chain.tokens(0, request.prompt_tokens)
         sequence.have_tokens = command.have_tokens
-        self._check_request(sequence)
+        if command.have_tokens % chain.block_tokens or command.have_tokens > sequence.start_tokens:
+            raise BadRequest(f"have_tokens={command.have_tokens} is no whole number of this prompt's blocks")
         self.sequences[request.id] = sequence
         if command.mode is not Mode.CLAIM:
             self._enqueue(sequence)
@@ -194,31 +199,6 @@ class Engine:
         sequence.phase = Phase.MATCHED
         held = len(sequence.holding.blocks) * chain.block_tokens
         self._notices.append(Matched(request.id, found.hits, found.usable_tokens, held, sequence.start_tokens))
-
-    def _check_request(self, sequence: Sequence) -> None:
-        """Raises BadRequest or TooLong with the numbers; the router checks too, but an engine trusts nobody."""
-        request, limit = sequence.request, self.model.max_model_tokens
-        if not request.prompt:
-            raise BadRequest("the prompt has no tokens", param="prompt")
-        worst = max(max(sequence.prompt), *(sequence.generated or [0]))
-        if worst >= self.model.vocab_size:
-            raise BadRequest(f"token id {worst} is outside the vocabulary of {self.model.vocab_size}", param="prompt")
-        if request.sampling.max_tokens <= len(sequence.generated):
-            raise BadRequest(
-                f"max_tokens={request.sampling.max_tokens} leaves nothing to generate "
-                f"after {len(sequence.generated)} tokens",
-                param="max_tokens",
-            )
-        for what, top in (("the model's context", limit), ("this worker's cache", self.cache.max_request_tokens())):
-            if sequence.total_tokens > top:
-                raise TooLong(
-                    f"{sequence.start_tokens} prompt tokens + "
-                    f"{sequence.total_tokens - sequence.start_tokens} to generate exceed {what} of {top} tokens; "
-                    f"shorten the prompt or lower max_tokens",
-                    param="max_tokens",
-                )
-        if sequence.have_tokens % sequence.chain.block_tokens or sequence.have_tokens > sequence.start_tokens:
-            raise BadRequest(f"have_tokens={sequence.have_tokens} is no whole number of this prompt's blocks")
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.phase = Phase.WAITING

@@ -1,4 +1,4 @@
-"""What a front refuses before the engine sees it: requests that can never run here. Pure; the engine relies on it."""
+"""What is refused before anything is computed: requests that can never run here. Pure."""
 
 from twinflow.contracts.errors import BadRequest, TooLong
 from twinflow.contracts.hashing import HASH_BYTES, TOKEN_BYTES
@@ -7,7 +7,7 @@ from twinflow.engine.base import Ready
 
 
 def check_request(request: GenerateRequest, ready: Ready, *, generates: bool) -> None:
-    """Raises BadRequest or TooLong with the numbers. `generates`: the output is computed here too, not the prompt alone."""
+    """Raises BadRequest or TooLong with the numbers. `generates`: the output is computed here too, not only the prompt."""
     if not request.id:
         raise BadRequest("a request needs an id", param="id")
     if len(request.root) != HASH_BYTES:

@@ -33,6 +33,7 @@ class RequestStream:
         self._error: TwinflowError | None = None
         self._over = False  # nothing more comes from the worker
         self._cancelled = False
+        self.overflowed = False  # the client was too slow
         self._news = asyncio.Event()
 
     def put(self, samples: Sequence[Sample], stats: RequestStats | None) -> None:
@@ -44,6 +45,7 @@ class RequestStream:
         if samples and samples[-1].finish is not None:
             self._end()
         elif len(self._samples) > self._limit_tokens:
+            self.overflowed = True
             self.cancel()
             self.fail(SlowClient(f"cancelled: the client left more than {self._limit_tokens} tokens unread"))
         self._news.set()

@@ -27,7 +27,13 @@ POLICY = Policy(local_max_tokens=100)
 def worker(
     id: str, role: Role = Role.DECODE, reach: int = 0, checkpoints=(), active=0, queued=0, connected=True, **record
 ):
-    facts = dict(model="m", fingerprint="f", max_model_tokens=8192, max_request_tokens=4096, block_tokens=64) | record
+    facts = {
+        "model": "m",
+        "fingerprint": "f",
+        "max_model_tokens": 8192,
+        "max_request_tokens": 4096,
+        "block_tokens": 64,
+    } | record
     hits = (
         GroupHit("attention", GroupKind.ATTENTION, reach),
         GroupHit("state", GroupKind.STATE, max(checkpoints, default=0), tuple(checkpoints)),

@@ -10,6 +10,7 @@ deregisters.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -170,10 +171,8 @@ class DirectRegistration:
         while True:
             self._poke.clear()
             await call.write(record_to_pb(self._provide()))
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._poke.wait(), self._interval_s)
-            except TimeoutError:
-                pass
 
     async def _listen(self, call: aio.StreamStreamCall, address: str) -> str:
         async for reply in call:
