@@ -79,6 +79,7 @@ class Router:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            timeout_keep_alive=75,  # longer than clients keep idle connections, so that none is closed under a request
             timeout_graceful_shutdown=max(1, round(config.shutdown_s)),
         )
         self._http = _HttpServer(options)

@@ -109,6 +109,7 @@ class World:
             "deliver to D": bool(self.to_d),
             "D loses the session": self.d_connected,
             "P loses the session": self.p_connected,
+            "P ends the lease": self.p_connected and len(self.leases) > 0,
             "P reuses": bool(self.p_reusable() - self.p_reused),
             "D cancels": not self.intake.over and self.d_connected,
             "D reuses": any(o == "" for o in self.pool.owner.values()) and self.intake.over,
@@ -117,10 +118,14 @@ class World:
         names = [n for n, ok in can.items() if ok]
         for r in self.manual.reads:
             if r.state == "posted":
-                names += [f"copy {r.handle}", f"fail {r.handle}"]
-                # DONE means that every byte was copied, at whatever time; the read with the slot may also copy in part.
-                whole = r.handle in self.whole
-                names += [f"done {r.handle}"] if whole else [f"half {r.handle}"] if r.handle == 2 else []
+                # DONE means that every byte was copied, at whatever time. The read with the slot may also copy in part, or fail.
+                names.append(f"copy {r.handle}")
+                if r.handle in self.whole:
+                    names.append(f"done {r.handle}")
+                elif r.handle == 2:
+                    names.append("half 2")
+                if r.handle == 2:
+                    names.append("fail 2")
         return names
 
     def p_reusable(self) -> set[Unit]:
@@ -180,6 +185,11 @@ class World:
         self.p_connected = False
         if self.leases.end_session(SESSION):
             self._ended()
+
+    def _p_ends_the_lease(self) -> None:
+        """For reasons of its own (a time limit, a new generation); the decode side isn't told."""
+        self.leases.release(self.lease)
+        self._ended()
 
     def _p_reuses(self) -> None:
         for unit in self.p_reusable():

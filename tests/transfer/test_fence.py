@@ -47,25 +47,21 @@ def test_every_order_of_events() -> None:
     states, tried = search(Rules())
     print(f"loopback: {states} states, events {sorted(tried)}")
     assert states > 1000
-    assert {"P reuses", "D reuses", "copy 1", "half 2", "fail 1", "D cancels", "close", "poll"} <= tried
+    assert {
+        "P reuses",
+        "D reuses",
+        "copy 1",
+        "half 2",
+        "fail 2",
+        "P ends the lease",
+        "D cancels",
+        "close",
+        "poll",
+    } <= tried
 
 
-@pytest.mark.parametrize(
-    ("rules", "says"),
-    [
-        pytest.param(Rules(check_pulled=False), "not the prompt's", id="pulled-unchecked"),
-        pytest.param(Rules(await_confirmed=False), "not the prompt's", id="adopted-at-done"),
-        pytest.param(Rules(lease_refers=False), "not the prompt's", id="leased-memory-reused"),
-        pytest.param(Rules(pin=False), "overwritten by a late read", id="no-doomed-memory"),
-    ],
-)
-def test_each_rule_is_needed(rules: Rules, says: str) -> None:
-    with pytest.raises(Violation, match=says):
-        search(rules)
-
-
-def run(*names: str) -> World:
-    world = World(Rules())
+def run(*names: str, rules: Rules | None = None) -> World:
+    world = World(rules or Rules())
     for name in names:
         assert name in world.actions(), (name, world.actions())
         world.do(name)
@@ -73,6 +69,46 @@ def run(*names: str) -> World:
 
 
 BEGIN = ("announce", "finish", "deliver to D", "deliver to D")
+READ_ALL = ("copy 1", "done 1", "copy 2", "done 2", "poll")
+
+
+@pytest.mark.parametrize(
+    ("rules", "history", "says"),
+    [
+        pytest.param(
+            Rules(check_pulled=False),
+            (*BEGIN, "P ends the lease", "P reuses", *READ_ALL, "deliver to P", "deliver to D"),
+            "not the prompt's",
+            id="pulled-unchecked",
+        ),
+        pytest.param(
+            Rules(await_confirmed=False),
+            (*BEGIN, "P ends the lease", "P reuses", *READ_ALL),
+            "not the prompt's",
+            id="adopted-at-done",
+        ),
+        pytest.param(
+            Rules(lease_refers=False),
+            (*BEGIN, "P reuses", *READ_ALL, "deliver to P", "deliver to D"),
+            "not the prompt's",
+            id="leased-memory-reused",
+        ),
+        pytest.param(
+            Rules(pin=False),
+            (*BEGIN, "D cancels", "D reuses", "copy 1"),
+            "overwritten by a late read",
+            id="no-doomed-memory",
+        ),
+    ],
+)
+def test_each_rule_is_needed(rules: Rules, history: tuple[str, ...], says: str) -> None:
+    """Without one rule there is a history that goes wrong; with all of them the same one is harmless or impossible."""
+    with pytest.raises(Violation, match=says):
+        run(*history, rules=rules)
+    world = World(Rules())
+    for name in history:
+        if name in world.actions():
+            world.do(name)
 
 
 def test_a_hand_off_that_goes_well() -> None:
@@ -108,7 +144,7 @@ def test_a_late_copy_lands_in_doomed_memory() -> None:
 
 
 def test_a_read_that_never_ends_stays_doomed_until_close() -> None:
-    world = run(*BEGIN, "half 1", "D loses the session")
+    world = run(*BEGIN, "half 2", "D loses the session")
     for _ in range(3):
         world._poll()
     assert sorted(world.pool.owner.values()).count("doomed") == 3

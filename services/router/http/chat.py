@@ -1,7 +1,7 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from services.router.generation import Job, Outcome
 from services.router.http.api import Api, collect, new_id, stats, usage, wants_stats
 from services.router.http.events import DONE, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, Tokens
-from services.router.http.messages import Message, Tool
+from services.router.http.messages import Message, SentTool
 from services.router.http.parse import read_body
 from services.router.text.reply import TokenText
 from services.router.text.templates import RESERVED
@@ -26,7 +26,7 @@ class ChatFields(GenerationFields):
     max_completion_tokens: Tokens | None = None
     logprobs: StrictBool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[Tool] | None = None
+    tools: list[SentTool] | None = None
     tool_choice: Any = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)  # variables of the model's template
 
@@ -44,7 +44,7 @@ class ChatFields(GenerationFields):
             raise BadRequest("top_logprobs needs logprobs=true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def template_tools(self) -> list[dict[str, Any]] | None:
+    def template_tools(self) -> Sequence[Any] | None:
         """None when there are none or tool_choice is "none"; a forced choice is refused."""
         if self.tool_choice not in (None, "none", "auto"):
             raise Unsupported(
@@ -52,7 +52,7 @@ class ChatFields(GenerationFields):
             )
         if not self.tools or self.tool_choice == "none":
             return None
-        return [t.model_dump(exclude_unset=True) for t in self.tools]
+        return self.tools
 
     def template_messages(self) -> list[dict[str, Any]]:
         return [m.for_template(f"messages[{i}]") for i, m in enumerate(self.messages)]

@@ -1,9 +1,10 @@
 """Chat messages and tools as clients send them → as templates expect them. Unknown parts are refused by name."""
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictStr, WrapValidator
 
 from twinflow.contracts.errors import BadRequest, Unsupported
 
@@ -38,6 +39,15 @@ class Tool(BaseModel):
 
     type: Literal["function"]
     function: FunctionSpec
+
+
+def _as_sent(value: Any, validate: Callable[[Any], Any]) -> Any:
+    validate(value)
+    return value
+
+
+# Validated, but passed on as the client wrote it: templates print tools as JSON, in the client's order of keys.
+SentTool = Annotated[Tool, WrapValidator(_as_sent)]
 
 
 class Message(BaseModel):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -28,7 +28,7 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"}
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` blocks mark the assistant's part for training; here they render as their content."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - jinja declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -269,3 +269,16 @@ async def test_stats_of_the_worker_win(cluster):
     assert (told["route"], told["reason"], told["blocks_moved"]) == ("remote", "own_match", 2)
     assert (told["extra"], told["prefill_worker"], told["attempts"]) == ({"queue_s": 0.5}, "p7", 1)
     assert 0 < told["ttft_s"] <= told["total_s"]
+
+
+async def test_tools_reach_the_template_as_sent(tmp_path):
+    from tests.router.conftest import write_model
+
+    folder = write_model(tmp_path / "toy", "{{ tools | tojson }}|{{ messages[0].content }}")
+    tool = {"function": {"parameters": {"z": 1, "a": 2}, "name": "f"}, "type": "function"}
+    async with running(folder) as c:
+        worker = await c.add(FakeWorker("toy"))
+        for choice, shown in (("auto", json.dumps([tool])), ("none", "null"), (None, json.dumps([tool]))):
+            response = await c.chat("x", tools=[tool], tool_choice=choice, max_tokens=1)
+            assert response.status_code == 200, response.text
+            assert c.text.texts.tokenizer.decode(unpack_tokens(worker.submits[-1].prompt)) == f"{shown}|x"

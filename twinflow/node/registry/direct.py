@@ -83,7 +83,7 @@ class DirectRegistry(rpc.RegistryServicer):
         finally:
             read.cancel()
             self._reads.discard(read)
-        if message is aio.EOF:
+        if not isinstance(message, pb.WorkerRecord):  # EOF
             return None
         try:
             return record_from_pb(message)
