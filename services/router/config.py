@@ -5,43 +5,54 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinflow.contracts.errors import BadRequest
-from twinflow.node.settings import read_settings
+from twinflow.node.pulse import SessionTimes
+from twinflow.node.settings import read_settings, setting
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    model: str  # folder with tokenizer.json, the chat template and the EOS ids; weights are not needed
-    served_model: str = ""  # name in the API and in worker records; "" = the folder's name
-    http_host: str = "127.0.0.1"
-    http_port: int = 8000  # 0 = a free one
-    grpc_host: str = "127.0.0.1"  # registry that workers dial
-    grpc_port: int = 7000  # 0 = a free one
-    fingerprint: str = ""  # accept only workers of this cache layout; "" = any, equal within a hand-off
+    model: str = setting("", "folder with tokenizer.json, chat template and EOS ids; weights are not needed")
+    served_model: str = setting("", "name in the API and in worker records (default: the folder's name)")
+    http_host: str = setting("127.0.0.1", "where clients connect")
+    http_port: int = setting(8000, "0 = a free one")
+    grpc_host: str = setting("127.0.0.1", "where workers register")
+    grpc_port: int = setting(7000, "0 = a free one")
+    fingerprint: str = setting("", "accept only workers of this cache layout (default: any, equal within a hand-off)")
+    log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
 
-    local_max_tokens: int = 128  # a suffix up to this long is prefilled by the decode worker itself
-    max_requests: int = 1024  # at once; more are shed with 429
-    max_body_bytes: int = 32 << 20
-    max_prompts: int = 64  # prompts in one /v1/completions body
-    default_max_tokens: int = 1024  # of a chat reply when the client sets none, less if the worker has less room
-    default_completion_tokens: int = 16  # of a plain completion, as OpenAI's
+    local_max_tokens: int = setting(256, "predict that a suffix up to this long is prefilled by the decode worker; keep "
+                                    "it equal to the decode workers' own, which decides")  # fmt: skip
+    max_requests: int = setting(1024, "generations at once; more are shed with 429")
+    max_body_bytes: int = setting(32 << 20, "of one HTTP body")
+    max_prompts: int = setting(64, "prompts in one /v1/completions body")
+    default_max_tokens: int = setting(1024, "of a chat reply when the client sets none, or what room is left if less")
+    default_completion_tokens: int = setting(16, "of a plain completion when the client sets none, as OpenAI's")
 
-    first_token_s: float = 300.0  # no token until then: 504
-    keep_alive_s: float = 10.0  # SSE comment after this long without a token
-    slow_client_s: float = 30.0  # one write blocked for longer: the client is dropped
-    stats_wait_s: float = 1.0  # after a stop string cancelled the worker, how long to wait for its stats
-    silence_s: float = 3.0  # without a message from a worker: lost
-    shutdown_s: float = 10.0  # running requests may finish for this long
-    buffer_tokens: int = 4096  # unread per request before the client counts as slow
-    retry_after_s: int = 1  # told to clients with 429 and 503
+    first_token_s: float = setting(300.0, "no token until then: 504")
+    keep_alive_s: float = setting(10.0, "a stream gets an SSE comment after this long without a token")
+    slow_client_s: float = setting(30.0, "a client is dropped after one write was blocked for this long")
+    stats_wait_s: float = setting(1.0, "after a stop string: how long to wait for the worker's stats")
+    silence_s: float = setting(3.0, "a worker that said nothing for so long is lost")
+    heartbeat_s: float = setting(0.5, "how often the router beats on its sessions")
+    shutdown_s: float = setting(10.0, "running requests may finish for this long on SIGTERM")
+    buffer_tokens: int = setting(4096, "unread tokens of one request before its client counts as slow")
+    retry_after_s: int = setting(1, "told to clients with 429 and 503")
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise BadRequest("no model: give --model, the folder with the model's tokenizer.json", param="model")
+        if self.local_max_tokens < 0 or self.default_max_tokens < 1 or self.default_completion_tokens < 1:
+            raise BadRequest("local_max_tokens must be 0 or more, the default lengths 1 or more")
 
     @property
     def model_name(self) -> str:
         return self.served_model or Path(self.model).resolve().name
 
+    @property
+    def times(self) -> SessionTimes:
+        return SessionTimes(heartbeat_s=self.heartbeat_s, silence_s=self.silence_s)
+
 
 def read_config(argv: Sequence[str]) -> RouterConfig:
     """Raises BadRequest that names the setting."""
-    values = read_settings("python -m services.router.main", {"": (RouterConfig,)}, argv, description=__doc__ or "")[""]
-    if "model" not in values:
-        raise BadRequest("--model is missing: the folder with the model's tokenizer.json", param="model")
-    return RouterConfig(**values)
+    return RouterConfig(**read_settings("twinflow router", {"": (RouterConfig,)}, argv, description="A router.")[""])

@@ -8,7 +8,7 @@ import dataclasses
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from services.router.config import RouterConfig
@@ -164,7 +164,7 @@ class Generator:
                     self._view.prefilled(id)
                 piece = reply.push(batch.samples)
                 outcome.completion_tokens = reply.completion_tokens
-                outcome.stats = batch.stats or outcome.stats
+                outcome.stats = stream.stats
                 if reply.finish in (FinishReason.ERROR.value, FinishReason.CANCELLED.value):
                     raise WorkerLost(f"worker {choice.decode.id} ended the request early ({reply.finish})")
                 if piece.finish is None:
@@ -180,7 +180,7 @@ class Generator:
                 yield piece
         finally:
             if stream is not None:
-                outcome.too_slow = stream.overflowed
+                outcome.stats, outcome.too_slow = stream.stats, stream.overflowed
                 stream.close()
             self._view.finished(id)
 
@@ -195,18 +195,15 @@ class Generator:
 
     async def _last_stats(self, stream: RequestStream, outcome: Outcome) -> None:
         """A cancelled worker still reports what it did; not for long, and never an error."""
-        try:
+        with suppress(TimeoutError, TwinflowError):
             async with asyncio.timeout(self._config.stats_wait_s):
-                last = False
-                while not last:
-                    batch = await stream.take()
-                    outcome.stats, last = batch.stats or outcome.stats, batch.last
-        except (TimeoutError, TwinflowError):
-            pass
+                while not (await stream.take()).last:
+                    pass
+        outcome.stats = stream.stats
 
 
 def submission(id: str, job: Job, keys: PromptKeys, choice: Choice) -> pb.Submit:
-    """What goes to the decode worker. Candidates are empty for a local choice: that is what "local" means there."""
+    """What goes to the decode worker. Candidates go along with a local choice too: its own match decides."""
     return pb.Submit(
         id=id,
         prompt=keys.packed,

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
@@ -54,7 +54,7 @@ class Router:
         text = load_model_text(config.model)
         settings = LinkSettings(
             router_id=f"router-{uuid.uuid4().hex[:8]}",
-            silence_s=config.silence_s,
+            times=config.times,
             buffer_tokens=config.buffer_tokens,
         )
         self.dispatcher = Dispatcher(self.registry, self.view, settings)
@@ -152,11 +152,13 @@ async def run(config: RouterConfig) -> None:
         await router.stop()
 
 
-def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+def main(argv: Sequence[str] | None = None) -> int:
     try:
-        asyncio.run(run(read_config(sys.argv[1:])))
-    except (TwinflowError, OSError) as e:
+        config = read_config(sys.argv[1:] if argv is None else argv)
+        level, form = config.log_level.upper(), "%(asctime)s %(levelname)s %(name)s %(message)s"
+        logging.basicConfig(level=level, format=form, datefmt="%H:%M:%S")
+        asyncio.run(run(config))
+    except (TwinflowError, OSError, ValueError) as e:
         print(f"router: {e}", file=sys.stderr)
         return 1
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.engine.conftest import Oracle
-from tests.engine.harness import Pair, Result, Worker, request
+from tests.engine.harness import Pair, Result, Worker, collect, request
 from tests.models.tiny import VOCAB, prompt
 from twinflow.engine import base
 from twinflow.engine.base import Mode
@@ -264,3 +264,26 @@ def test_messages_for_unknown_requests_are_ignored(pair: Pair) -> None:
     for command in (base.Cancel("x"), base.Confirm("x"), base.RunLocal("x"), base.EndLease("x")):
         pair.decode.turn(command)
     assert pair.decode.quiet()
+
+
+def test_claims_behind_a_large_head_do_not_block_it(model: HybridModel, oracle: Oracle) -> None:
+    """Queued requests keep their hits alive; where those hits are the memory that the head needs, the head still runs."""
+    layout = model.layout
+    pair = Pair.build(model, max_running=2, checkpoint_slots=2, cache_bytes=4 * layout.slot_bytes + 6 * layout.block_bytes)
+    decode = pair.decode
+    warm = [prompt(1, 130), prompt(2, 130)]  # 2 full blocks each, 5 of 6 blocks cached
+    for p in warm:
+        decode.local(p, max_tokens=2)
+    head = prompt(3, 330)
+    claims = [request(f"c{i}", p, decode.root, max_tokens=NEW) for i, p in enumerate([head, *warm])]
+    results = {r.id: Result() for r in claims}
+    notices = decode.turn(*(base.Submit(r, Mode.CLAIM) for r in claims))
+    notices += decode.turn(*(base.RunLocal(r.id) for r in claims))
+    for _ in range(200):
+        for notice in notices:
+            if getattr(notice, "id", "") in results:
+                collect(results, notice)
+        notices = decode.turn()
+    assert [r.tokens for r in results.values()] == [oracle(p, NEW) for p in (head, *warm)]
+    assert decode.quiet()
+    pair.close()

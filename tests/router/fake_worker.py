@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.errors import Cancelled, TwinflowError
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.hashing import unpack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, Sample, TokenLogprobs
@@ -140,14 +140,13 @@ class FakeWorker(rpc.WorkerServicer):
         task = self._runs.pop(id, None)
         if task is not None:
             task.cancel()
-            self._report(id, [Sample(0, FinishReason.CANCELLED)], self.stats)
+            self._report(id, [], self.stats, Cancelled("cancelled"))
 
     async def _generate(self, submit: pb.Submit) -> None:
         if self.gate is not None:
             await self.gate.wait()
         if self.error is not None:
-            output = pb.Output(id=submit.id, error=convert.error_to_pb(self.error))
-            self._out.put_nowait(pb.WorkerMessage(step=pb.StepReport(outputs=[output])))
+            self._report(submit.id, [], None, self.error)
             return
         ids = list(self.script(submit))[: submit.sampling.max_tokens]
         for at in range(0, len(ids), self.tokens_per_step):
@@ -171,10 +170,14 @@ class FakeWorker(rpc.WorkerServicer):
             logprobs = TokenLogprobs(-0.5, tuple((ids[i] - n, -0.5 - n) for n in range(sampling.logprobs)))
         return Sample(ids[i], finish, logprobs)
 
-    def _report(self, id: str, samples: Sequence[Sample], stats: RequestStats | None) -> None:
+    def _report(
+        self, id: str, samples: Sequence[Sample], stats: RequestStats | None, error: TwinflowError | None = None
+    ) -> None:
         output = pb.Output(id=id, samples=convert.samples_to_pb(samples))
         if stats is not None:
             output.stats.CopyFrom(convert.stats_to_pb(stats))
+        if error is not None:
+            output.error.CopyFrom(convert.error_to_pb(error))
         self._out.put_nowait(pb.WorkerMessage(step=pb.StepReport(outputs=[output])))
 
 

@@ -1,8 +1,10 @@
 """A cancel in every phase of a remote request leaves nothing on either side; so does the end of the router's stream."""
 
+import asyncio
+
 import pytest
 
-from tests.services.cluster import PrefillServer, RouterClient, submit, until
+from tests.services.cluster import TIMES, PrefillServer, RouterClient, submit, until
 from tests.services.conftest import Pair
 from twinflow.rpc.v1 import engine_pb2 as pb
 
@@ -39,15 +41,17 @@ async def test_cancel(pair: Pair, phase: str, how: str) -> None:
 
 
 async def test_cancel_while_a_prefill_worker_is_silent(pair: Pair, opened) -> None:
-    """The prefill worker never answers Open: the cancel does not wait for it."""
+    """It never answers Open: the cancel does not wait for it, and nobody else is asked afterwards."""
     server = await opened.enter_async_context(PrefillServer().serve())
-    pair.router.submit(submit("a", server.candidate()))
+    pair.router.submit(submit("a", server.candidate(), pair.prefill))
     await until(lambda: server.of("open"))
     pair.router.cancel("a")
     await pair.router.end_of("a")
     await until(lambda: [c.id for c in server.of("cancel")] == ["a"])
-    assert "RunLocal" not in pair.d_engine.kinds("a")
     assert pair.quiet
+    await asyncio.sleep(TIMES.open_s + 0.2)
+    assert pair.d_engine.kinds("a") == ["Submit", "Cancel"]
+    assert pair.p_engine.commands == []
 
 
 async def test_cancel_of_unknown_or_foreign_requests_is_ignored(pair: Pair, opened) -> None:

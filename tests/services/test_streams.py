@@ -51,7 +51,7 @@ async def test_own_pause_is_not_the_peers_silence() -> None:
     pulse = Pulse(TIMES, lambda n: None)
     running = asyncio.create_task(pulse.run_until_silence())
     await asyncio.sleep(0.05)
-    time.sleep(0.5)
+    time.sleep(0.5)  # noqa: ASYNC251
     await asyncio.sleep(0.05)
     assert not running.done()
     await asyncio.wait_for(running, 1.0)

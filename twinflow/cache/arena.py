@@ -89,7 +89,7 @@ class Arena:
 
     @property
     def base_address(self) -> int:
-        return self.storage.data_ptr()
+        return int(self.storage.data_ptr())
 
     def layers(self, group: str, tensor: str) -> list[torch.Tensor]:
         """Views of one tensor, one per layer of the group (in `layer_ids` order), sharing the arena's memory.

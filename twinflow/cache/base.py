@@ -129,7 +129,8 @@ class Cache(Protocol):
         ...
 
     def checkpoint(self, holding: Holding) -> bool:
-        """Copies the running state at the cursor (its writes are done or ordered before the copy) into a slot of its own and publishes it.
+        """Copies the running state at the cursor (its writes are done, or ordered before the copy) into a slot of its
+        own and publishes it.
 
         Best effort: False when no slot is free or evictable, or the tree already has that checkpoint.
         """
@@ -138,7 +139,7 @@ class Cache(Protocol):
     def release(self, holding: Holding, *, donate: bool) -> None:
         """Gives everything back; idempotent. `donate`: the running slot becomes the checkpoint at the cursor and the partial
         tail block is published with its valid tokens, without a copy (call only when the cursor's writes are verified,
-        i.e. nothing is in flight beyond it). Units pinned by I/O become doomed until `unpin_io`.
+        i.e. nothing is in flight beyond it). Unpublished units pinned by I/O become doomed until `unpin_io`.
         """
         ...
 

@@ -215,6 +215,8 @@ class Engine:
             sequence = self.waiting[0]
             try:
                 if not self._reserve(sequence):
+                    if not self._active() and self._drop_claims():
+                        continue
                     break
             except TooLong as error:
                 self._fail(sequence, error)
@@ -242,6 +244,16 @@ class Engine:
         if claimed is not None:  # the claim kept the hit alive until here
             self.cache.release(claimed, donate=False)
         return True
+
+    def _drop_claims(self) -> bool:
+        """Nothing runs and the head does not fit: what keeps its memory can only be the hits that requests behind it hold.
+        They match again on their turn. False = there was nothing to drop."""
+        claims = [s for s in self.waiting if s.holding is not None and s.intake is None]
+        for sequence in claims:
+            assert sequence.holding is not None
+            self.cache.release(sequence.holding, donate=False)
+            sequence.holding = None
+        return bool(claims)
 
     def _receive(self, sequence: Sequence) -> None:
         try:

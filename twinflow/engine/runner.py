@@ -39,6 +39,7 @@ class Runner:
             logits = self.model.forward(batch, self.arena)
             samples = [(s, self._sample(s, logits[i])) for i, s in enumerate(sampled)]
         finally:
+            self._wait()
             self.cache.end_step(step)
         for sequence, _ in parts:
             assert sequence.holding is not None
@@ -49,7 +50,14 @@ class Runner:
 
     def settle(self) -> None:
         """An empty step: copies that the cache has queued since the last one are done when it ends."""
-        self.cache.end_step(self.cache.begin_step())
+        step = self.cache.begin_step()
+        self._wait()
+        self.cache.end_step(step)
+
+    def _wait(self) -> None:
+        """Until everything queued on the compute stream is done. The CPU queues nothing."""
+        if self.device != "cpu":
+            torch.cuda.current_stream().synchronize()
 
     def _sample(self, sequence: Sequence, logits: torch.Tensor) -> Sample:
         params = sequence.request.sampling

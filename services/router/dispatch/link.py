@@ -8,16 +8,18 @@ registered.
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from grpc import aio
 
 from services.router.dispatch.base import WorkerLost
 from services.router.dispatch.stream import BUFFER_TOKENS, RequestStream
 from services.router.view.view import View
-from twinflow.contracts.errors import BadRequest, HandoffFailed, Incompatible, TwinflowError
+from twinflow.contracts.errors import HandoffFailed, Incompatible, TwinflowError
 from twinflow.contracts.workers import WorkerRecord
 from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN
+from twinflow.node.outbox import Outbox
+from twinflow.node.pulse import Pulse, SessionTimes, describe, listen
 from twinflow.rpc import convert
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -25,20 +27,17 @@ from twinflow.rpc.v1 import engine_pb2_grpc as rpc
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.25
+MAX_PAUSE_S = 2.0  # between dials
 
-Call = aio.StreamStreamCall
+Out = Outbox[pb.RouterMessage]
 Messages = AsyncIterator[pb.WorkerMessage]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
     router_id: str = "router"
-    hello_s: float = 5.0
-    heartbeat_s: float = 0.5
-    silence_s: float = 3.0  # without any message from the worker: lost
+    times: SessionTimes = field(default_factory=SessionTimes)
     buffer_tokens: int = BUFFER_TOKENS  # per request, between worker and client
-    max_pause_s: float = 2.0  # between dials
 
 
 class WorkerLink:
@@ -49,8 +48,7 @@ class WorkerLink:
         self._view = view
         self._settings = settings
         self._streams: dict[str, RequestStream] = {}
-        self._out: asyncio.Queue[pb.RouterMessage] | None = None  # None while there is no session
-        self._silent_ticks = 0
+        self._out: Out | None = None  # None while there is no session
 
     @property
     def connected(self) -> bool:
@@ -82,7 +80,7 @@ class WorkerLink:
                 stream.fail(WorkerLost(f"decode worker {self.record.id} was lost: {problem}"))
             if was_up or problem != last_problem:
                 log.warning("no session with worker %s at %s: %s", self.record.id, self.record.addresses[0], problem)
-            pause_s = 0.1 if was_up else min(2 * pause_s, self._settings.max_pause_s)
+            pause_s = 0.1 if was_up else min(2 * pause_s, MAX_PAUSE_S)
             last_problem = problem
             await asyncio.sleep(pause_s)
 
@@ -91,31 +89,32 @@ class WorkerLink:
     async def _dial(self) -> tuple[str, bool]:
         """Returns why the session ended and whether it was ever up."""
         channel = open_channel(self.record.addresses[0])
-        up = False
+        out: Out = Outbox()
         try:
-            call = rpc.WorkerStub(channel).Serve()
+            call = rpc.WorkerStub(channel).Serve(out.__aiter__())
             try:
                 messages = call.__aiter__()
-                async with asyncio.timeout(self._settings.hello_s):
-                    await self._greet(call, messages)
-                up = True
-                return await self._session(call, messages), up
+                async with asyncio.timeout(self._settings.times.hello_s):
+                    await self._greet(out, messages)
+                return await self._session(out, messages), True
             finally:
+                out.close()
                 call.cancel()
         except TimeoutError:
-            return f"no hello within {self._settings.hello_s} s", up
+            return f"no hello within {self._settings.times.hello_s:g} s", False
         except StopAsyncIteration:
-            return "the worker ended the stream before its hello", up
+            return "it ended the stream before its hello", False
         except TwinflowError as e:
-            return e.message, up
+            return e.message, False
         except aio.AioRpcError as e:
-            return f"{e.code().name}: {e.details()}", up
+            return describe(e), False
         finally:
             await channel.close(None)
 
-    async def _greet(self, call: Call, messages: Messages) -> None:
-        hello = pb.RouterHello(router_id=self._settings.router_id, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX)
-        await call.write(pb.RouterMessage(hello=hello))
+    async def _greet(self, out: Out, messages: Messages) -> None:
+        router = self._settings.router_id
+        hello = pb.RouterHello(router_id=router, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX)
+        out.put(pb.RouterMessage(hello=hello))
         first = await anext(messages)
         if first.WhichOneof("message") != "hello":
             raise HandoffFailed(f"the worker's first message is {first.WhichOneof('message')}, not its hello")
@@ -125,56 +124,25 @@ class WorkerLink:
         if record.key != self.record.key:
             raise Incompatible(f"expected {self.record.key} at {self.record.addresses[0]}, found {record.key}")
 
-    async def _session(self, call: Call, messages: Messages) -> str:
-        self._out = asyncio.Queue()
-        self._silent_ticks = 0
+    async def _session(self, out: Out, messages: Messages) -> str:
+        self._out = out
         self._view.set_connected(self.record.key, True)
         self.resync()
         log.info("session with worker %s (%s) is up", self.record.id, self.record.role.value)
-        tasks = [
-            asyncio.create_task(self._read(messages)),
-            asyncio.create_task(self._write(call, self._out)),
-            asyncio.create_task(self._pulse()),
-        ]
+        times = self._settings.times
+        pulse = Pulse(times, lambda n: out.put(pb.RouterMessage(heartbeat=pb.Heartbeat(count=n))))
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return next(iter(done)).result()
+            return await listen(messages, self._handle, pulse, times)
         finally:
             self._out = None
             self._view.set_connected(self.record.key, False)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, messages: Messages) -> str:
-        async for message in messages:
-            self._silent_ticks = 0
-            kind = message.WhichOneof("message")
-            try:
-                if kind == "step":
-                    self._on_step(message.step)
-                elif kind == "snapshot":
-                    self._on_snapshot(message.snapshot)
-            except BadRequest as e:  # a value of a newer release
-                return f"cannot read the worker's {kind}: {e.message}"
-        return "the worker ended the session"
-
-    async def _write(self, call: Call, out: asyncio.Queue[pb.RouterMessage]) -> str:
-        while True:
-            await call.write(await out.get())
-
-    async def _pulse(self) -> str:
-        """Counts ticks, not clock time: when this process itself is held up, nobody is declared lost for it."""
-        beats, ticks = 0, 0
-        while True:
-            await asyncio.sleep(TICK_S)
-            ticks += 1
-            self._silent_ticks += 1
-            if self._silent_ticks * TICK_S > self._settings.silence_s:
-                return f"nothing heard for {self._settings.silence_s} s"
-            if ticks * TICK_S >= beats * self._settings.heartbeat_s:
-                beats += 1
-                self._send(pb.RouterMessage(heartbeat=pb.Heartbeat(count=beats)))
+    def _handle(self, message: pb.WorkerMessage) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "step":
+            self._on_step(message.step)
+        elif kind == "snapshot":
+            self._on_snapshot(message.snapshot)
 
     # ---- messages ----
 
@@ -183,8 +151,9 @@ class WorkerLink:
             stream = self._streams.get(output.id)
             if stream is None:  # cancelled meanwhile
                 continue
-            stats = convert.stats_from_pb(output.stats) if output.HasField("stats") else None
-            stream.put(convert.samples_from_pb(output.samples), stats)
+            if output.HasField("stats"):
+                stream.stats = convert.stats_from_pb(output.stats)
+            stream.put(convert.samples_from_pb(output.samples))
             if output.HasField("error"):
                 stream.fail(convert.error_from_pb(output.error))
         if step.HasField("load"):
@@ -200,7 +169,7 @@ class WorkerLink:
 
     def _send(self, message: pb.RouterMessage) -> None:
         if self._out is not None:
-            self._out.put_nowait(message)
+            self._out.put(message)
 
     def _cancel(self, id: str) -> None:
         self._send(pb.RouterMessage(cancel=pb.Cancel(id=id)))

@@ -16,7 +16,6 @@ class Batch:
     """Everything that had come in at one moment; `last` when the worker is done with the request."""
 
     samples: tuple[Sample, ...]
-    stats: RequestStats | None
     last: bool
 
 
@@ -29,19 +28,18 @@ class RequestStream:
         self._forget = forget
         self._limit_tokens = limit_tokens
         self._samples: list[Sample] = []
-        self._stats: RequestStats | None = None
         self._error: TwinflowError | None = None
         self._over = False  # nothing more comes from the worker
         self._cancelled = False
         self.overflowed = False  # the client was too slow
+        self.stats: RequestStats | None = None  # once the worker has told them
         self._news = asyncio.Event()
 
-    def put(self, samples: Sequence[Sample], stats: RequestStats | None) -> None:
+    def put(self, samples: Sequence[Sample]) -> None:
         """More buffered tokens than the limit: the client is too slow, the request is cancelled."""
         if self._over:
             return
         self._samples.extend(samples)
-        self._stats = stats or self._stats
         if samples and samples[-1].finish is not None:
             self._end()
         elif len(self._samples) > self._limit_tokens:
@@ -66,7 +64,7 @@ class RequestStream:
         samples, self._samples = tuple(self._samples), []
         if self._error is not None:
             self._news.set()  # raised by the next call
-        return Batch(samples, self._stats, self._over and self._error is None)
+        return Batch(samples, self._over and self._error is None)
 
     def cancel(self) -> None:
         """Tells the worker at once; it still answers with a last output and its stats."""

@@ -65,7 +65,7 @@ class RouteRequest:
 class Policy:
     """Weights in prompt tokens of prefill compute, the unit of all costs."""
 
-    local_max_tokens: int = 128  # a suffix up to this long is prefilled by the decode worker itself
+    local_max_tokens: int = 256  # a suffix up to this long is prefilled by the decode worker itself
     transfer_per_token: float = 0.05  # moving one token's KV, relative to computing one
     active_request_tokens: float = 64.0  # what one more running request costs everybody on its worker
     no_slot_tokens: float = 8192.0  # waiting for a slot of a full worker
@@ -82,8 +82,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`candidates` are in order of preference, empty for LOCAL. `prefill_tokens` = what the chosen prefill side is
-    predicted to compute. `terms` shows the costs behind the choice, in tokens."""
+    """`candidates` are in order of preference; a LOCAL choice has them too where there are any, since the decode worker's
+    own match decides. `prefill_tokens` = what whoever prefills is predicted to compute. `terms` shows the costs behind
+    the choice, in tokens."""
 
     kind: ChoiceKind
     decode: WorkerRecord

@@ -83,20 +83,19 @@ def _price(
     load = d.active_requests * policy.active_request_tokens
     if 0 < d.record.load.total_slots <= d.active_requests:
         load += policy.no_slot_tokens
+    ordered = sorted(peers, key=lambda p: (_prefill_cost(p, n), p.active_requests, random.random()))
     terms = {"load": load}
-    candidates: tuple[Candidate, ...] = ()
     prefill_tokens = n - usable
     if kind is ChoiceKind.LOCAL:
         terms |= {"prefill": float(prefill_tokens), "queued": float(d.queued_prefill_tokens)}
     else:
-        ordered = sorted(peers, key=lambda p: (_prefill_cost(p, n), p.active_requests, random.random()))
-        candidates = tuple(Candidate(p.record, p.usable_tokens(n)) for p in ordered)
-        prefill_tokens = n - candidates[0].usable_tokens
+        prefill_tokens = n - ordered[0].usable_tokens(n)
         terms |= {"prefill": float(prefill_tokens), "queued": float(ordered[0].queued_prefill_tokens)}
         terms["transfer"] = policy.transfer_per_token * (n - min(d.attention_tokens, n))
+    offered = () if reason is Reason.ROLE_BOTH else tuple(Candidate(p.record, p.usable_tokens(n)) for p in ordered)
     terms["total"] = sum(terms.values())
     return Choice(
-        kind, d.record, candidates, reason, d.attention_tokens, usable, prefill_tokens, request.max_tokens, terms
+        kind, d.record, offered, reason, d.attention_tokens, usable, prefill_tokens, request.max_tokens, terms
     )
 
 

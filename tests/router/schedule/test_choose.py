@@ -73,7 +73,7 @@ P, B = Role.PREFILL, Role.BOTH
 def test_kind(workers, kind, reason):
     choice = pick(*workers)
     assert (choice.kind, choice.reason) == (kind, reason)
-    assert bool(choice.candidates) == (kind is ChoiceKind.REMOTE)
+    assert bool(choice.candidates) == (reason in (Reason.LONG_SUFFIX, Reason.SHORT_SUFFIX))
 
 
 def test_attention_without_state_still_attracts_a_remote_choice():

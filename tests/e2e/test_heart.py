@@ -1,0 +1,121 @@
+"""Invariants 1 and 4 for real: `transformers`, one aggregated worker, and prefill + decode over NIXL give equal tokens,
+cold, warm on either side, warm on both, and over a conversation."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.e2e.conftest import Workers
+from tests.e2e.oracle import Oracle, Ties
+from tests.e2e.worker_client import Generation, WorkerClient
+
+NEW = 16
+AT_ONCE = 4
+
+
+@contextlib.asynccontextmanager
+async def connect(workers: Workers) -> AsyncIterator[dict[str, WorkerClient]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(WorkerClient(address)) for name, address in workers.addresses.items()
+        }
+
+
+async def run_all(
+    decode: WorkerClient, prefill: list[WorkerClient], prompts: list[list[int]], salt: str
+) -> list[Generation]:
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def one(i: int, prompt: list[int]) -> Generation:
+        async with limit:
+            return await decode.generate(prompt, prefill=prefill, salt=f"{salt}{i}", max_tokens=NEW)
+
+    return await asyncio.gather(*(one(i, p) for i, p in enumerate(prompts)))
+
+
+def check(name: str, got: list[Generation], prompts: list[list[int]], oracle: Oracle, ties: Ties) -> None:
+    for i, (generation, prompt) in enumerate(zip(got, prompts, strict=True)):
+        assert not generation.error, f"{name}, prompt {i}: {generation.error}"
+        ties.check(f"{name}, prompt {i} of {len(prompt)} tokens", generation.tokens, oracle.greedy(prompt, NEW))
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)], ids=["40", "200"])
+@pytest.mark.timeout(1500)
+async def test_equal_tokens_everywhere(workers: Workers, aggregated: Workers, oracle: Oracle, count: int) -> None:
+    prompts = oracle.prompts(count)
+    ties, salt = Ties(), f"heart{count}/"
+    async with connect(workers) as w, connect(aggregated) as a:
+        alone = a["decode-0"]
+        p0, p1, d0, d1 = w["prefill-0"], w["prefill-1"], w["decode-0"], w["decode-1"]
+        cold = await run_all(d0, [p0], prompts, salt)
+        runs = {
+            "aggregated": await run_all(alone, [], prompts, salt),
+            "prefill + decode, cold": cold,
+            "warm on prefill only": await run_all(d1, [p0], prompts, salt),
+            "warm on decode only": await run_all(d0, [p1], prompts, salt),
+            "warm on both": await run_all(d0, [p0], prompts, salt),
+            "aggregated, warm": await run_all(alone, [], prompts, salt),
+        }
+    for name, got in runs.items():
+        check(name, got, prompts, oracle, ties)
+    print(f"\n{ties.compared} tokens compared, transport {cold[-1].stats.transport}, near-ties: {ties.found or 'none'}")
+    assert len(ties.found) <= ties.compared * 1e-3
+    assert {g.stats.route for g in cold} == {"remote"} and {g.stats.slots_moved for g in cold} == {1}
+    assert all(g.stats.decode_attention_tokens == 0 for g in cold)
+    for i, prompt in enumerate(prompts):
+        full = len(prompt) // 64
+        assert runs["warm on decode only"][i].stats.blocks_moved == -(-len(prompt) // 64) - full
+        assert runs["warm on prefill only"][i].stats.blocks_moved == -(-len(prompt) // 64)
+        boundary = (len(prompt) - 1) // 64 * 64
+        assert runs["warm on both"][i].stats.prefill_resumed_tokens >= boundary
+
+
+async def test_conversation_of_four_turns(workers: Workers, oracle: Oracle) -> None:
+    """The first turn is handed off; each later one resumes on the decode worker where the last reply ended."""
+    ties = Ties()
+    async with connect(workers) as w:
+        talk = oracle.text_ids[:150]
+        end = 0
+        for turn in range(4):
+            prefill = [w["prefill-0"]] if turn == 0 else []
+            got = await w["decode-0"].generate(talk, prefill=prefill, salt="talk", max_tokens=NEW)
+            assert not got.error
+            ties.check(f"turn {turn}", got.tokens, oracle.greedy(talk, NEW))
+            assert got.stats.decode_resumed_tokens == end
+            assert got.stats.route == ("local" if turn else "remote")
+            end = len(talk) + NEW - 1
+            talk = talk + oracle.greedy(talk, NEW).tokens + oracle.text_ids[500 + 40 * turn : 530 + 40 * turn]
+    assert not ties.found, ties.found
+
+
+async def test_attention_hits_survive_an_empty_state_lookup(workers: Workers, oracle: Oracle) -> None:
+    """Decode holds attention KV of a shared prefix and no usable checkpoint: only the rest and one slot are moved."""
+    first = oracle.text_ids[:330]
+    second = first[:250] + oracle.text_ids[1000:1100]
+    async with connect(workers) as w:
+        decode, prefill = w["decode-0"], [w["prefill-1"]]
+        before = await decode.generate(first, prefill=prefill, salt="survive", max_tokens=NEW)
+        got = await decode.generate(second, prefill=prefill, salt="survive", max_tokens=NEW)
+    assert got.tokens == oracle.greedy(second, NEW).tokens
+    assert (got.stats.decode_attention_tokens, got.stats.decode_checkpoints) == (250, ())
+    assert (before.stats.blocks_moved, before.stats.slots_moved) == (6, 1)
+    assert (got.stats.blocks_moved, got.stats.slots_moved) == (3, 1)
+    block = (before.stats.bytes_moved - got.stats.bytes_moved) / 3
+    slot = before.stats.bytes_moved - 6 * block
+    assert block == 2 * 2 * 64 * 2 * 64 * 4  # layers, K and V, tokens, heads, dim, fp32
+    assert slot > 0 and got.stats.bytes_moved == 3 * block + slot
+
+
+async def test_two_clients_never_see_each_others_tokens(workers: Workers, oracle: Oracle) -> None:
+    prompts = oracle.prompts(8)
+    async with connect(workers) as one, connect(workers) as two:
+        both = await asyncio.gather(
+            run_all(one["decode-0"], [one["prefill-0"]], prompts, "a/"),
+            run_all(two["decode-0"], [two["prefill-0"]], prompts[::-1], "b/"),
+        )
+    ties = Ties()
+    check("one", both[0], prompts, oracle, ties)
+    check("two", both[1], prompts[::-1], oracle, ties)
+    assert not ties.found
