@@ -113,6 +113,7 @@ class Handoff:
             raise errors.HandoffFailed(f"{self._session} sent two first tokens")
         sample = sample_from_pb(message.sample)
         self._first_seen = True
+        self._answer.prefill_stats = stats_from_pb(message.stats)
         self._answer.add_now(sample)
         self._send(FirstTokenArrived(self.id, sample))
         if sample.finish is not None:

@@ -122,7 +122,8 @@ class Offers:
     def generated(self, notice: Generated) -> None:
         offer = self._offers.get(notice.id)
         if offer is not None:
-            first = pb.FirstToken(id=notice.id, sample=sample_to_pb(notice.samples[0]))
+            stats = stats_to_pb(notice.stats) if notice.stats else None
+            first = pb.FirstToken(id=notice.id, sample=sample_to_pb(notice.samples[0]), stats=stats)
             offer.replies.put(pb.HandoffReply(first_token=first))
 
     def prefilled(self, notice: Prefilled) -> None:

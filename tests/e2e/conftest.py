@@ -41,8 +41,9 @@ def start(tmp: Path, **settings: object) -> Workers:
 @pytest.fixture(scope="session")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """`local-max-tokens` 0: whatever has a candidate goes through a hand-off, however short the rest is."""
-    extra = (("decode", "local-max-tokens=0"), ("router", "local-max-tokens=0"))
-    started = start(tmp_path_factory.mktemp("cluster"), prefill=2, decode=2, extra=extra)
+    extra = [("decode", "local-max-tokens=0"), ("router", "local-max-tokens=0")]
+    extra += [(kind, "engine.checkpoint-slots=100") for kind in ("prefill", "decode")]
+    started = start(tmp_path_factory.mktemp("cluster"), prefill=2, decode=2, extra=tuple(extra))
     yield started
     assert started.cluster.stop() == []
 

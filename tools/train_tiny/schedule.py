@@ -18,7 +18,7 @@ def rate(progress: float) -> float:
 
 
 def prepare(model: Qwen3_5ForCausalLM, dropout: float) -> None:
-    """Spreads the decays over useful time scales (1 to 1,000 tokens); adds dropout to what joins the residual stream."""
+    """Spreads the decays over useful time scales (1 to 1,000 tokens); adds dropout to what joins the residual."""
     for name, module in model.named_modules():
         if hasattr(module, "dt_bias"):
             step = torch.exp(torch.rand_like(module.dt_bias) * math.log(100) + math.log(1e-3))  # 0.001 to 0.1

@@ -106,7 +106,7 @@ class HandoffFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """No session to this peer any more; its agent may be forgotten."""
+    """No session to this peer any more; its agent may be forgotten. A `PullFrom` may name it again later."""
 
     key: PeerKey
 
@@ -186,10 +186,12 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """New tokens of one request (OFFER: the first token only)."""
+    """New tokens of one request. A finishing sample and its `Done` share a report. OFFER: the first token only, with this
+    side's `stats`; CLAIM: without the first token if a peer sampled it."""
 
     id: str
     samples: tuple[Sample, ...]
+    stats: RequestStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,8 @@ class PullDone:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The request is over: finished (error None) or failed. OFFER: only on failure or after EndLease/Cancel."""
+    """The request is over: finished, cancelled (no finish, no error) or failed; its id is free again. OFFER: only on
+    failure or after EndLease or Cancel."""
 
     id: str
     stats: RequestStats

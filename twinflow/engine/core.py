@@ -303,7 +303,8 @@ class Engine:
             if sequence.mode is Mode.OFFER:
                 self._notices += self.offers.announce(sequence)
         for sequence, sample in samples:
-            self._notices.append(Generated(sequence.id, (sample,)))
+            stats = sequence.stats if sequence.mode is Mode.OFFER else None
+            self._notices.append(Generated(sequence.id, (sample,), stats))
             if sequence.mode is Mode.OFFER:
                 self._leave_step(sequence)
                 sequence.phase = Phase.LEASED

@@ -16,6 +16,7 @@ class KernelSet:
     rms_norm: Callable[..., torch.Tensor]
     rms_norm_unit_offset: Callable[..., torch.Tensor]
     gated_rms_norm: Callable[..., torch.Tensor]
+    gated_group_norm: Callable[..., torch.Tensor]
     sigmoid_gate: Callable[..., torch.Tensor]
     swiglu: Callable[..., torch.Tensor]
     rotary_angles: Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -25,3 +26,4 @@ class KernelSet:
     causal_conv1d: Callable[..., torch.Tensor]
     delta_gates: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     gated_delta_rule: Callable[..., torch.Tensor]
+    mamba2_ssd: Callable[..., torch.Tensor]

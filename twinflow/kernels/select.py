@@ -3,7 +3,9 @@
 from twinflow.kernels.base import KernelSet
 from twinflow.kernels.causal_conv1d import reference as conv
 from twinflow.kernels.gated_delta_rule import reference as delta
+from twinflow.kernels.gated_group_norm import reference as group_norm
 from twinflow.kernels.gating import reference as gating
+from twinflow.kernels.mamba2_ssd import reference as ssd
 from twinflow.kernels.norms import reference as norms
 from twinflow.kernels.paged_attention import reference as attention
 from twinflow.kernels.rotary import reference as rotary
@@ -15,6 +17,7 @@ def reference_kernels() -> KernelSet:
         rms_norm=norms.rms_norm,
         rms_norm_unit_offset=norms.rms_norm_unit_offset,
         gated_rms_norm=norms.gated_rms_norm,
+        gated_group_norm=group_norm.gated_group_norm,
         sigmoid_gate=gating.sigmoid_gate,
         swiglu=gating.swiglu,
         rotary_angles=rotary.rotary_angles,
@@ -24,6 +27,7 @@ def reference_kernels() -> KernelSet:
         causal_conv1d=conv.causal_conv1d,
         delta_gates=delta.delta_gates,
         gated_delta_rule=delta.gated_delta_rule,
+        mamba2_ssd=ssd.mamba2_ssd,
     )
 
 

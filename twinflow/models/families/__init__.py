@@ -1,6 +1,7 @@
 """Model families; `supported_families` is the one list of what can be loaded."""
 
 from twinflow.models.families.base import Family
+from twinflow.models.families.nemotron_h import NemotronHFamily
 from twinflow.models.families.qwen import QwenFamily
 from twinflow.models.families.qwen_weights import interleaved_delta, separate_delta
 
@@ -9,6 +10,7 @@ def supported_families() -> dict[str, Family]:
     """Architecture name, as in config.json's `architectures`, to its family."""
     qwen35 = QwenFamily(separate_delta)
     return {
+        "NemotronHForCausalLM": NemotronHFamily(),
         "Qwen3_5ForCausalLM": qwen35,
         "Qwen3_5ForConditionalGeneration": qwen35,
         "Qwen3NextForCausalLM": QwenFamily(interleaved_delta),

@@ -19,3 +19,14 @@ class SwiGluMlp:
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         return F.linear(self.kernels.swiglu(F.linear(x, self.gate_up)), self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class SquaredReluMlp:
+    """`down(relu(up x)^2)` (So et al. 2021, Primer); up (intermediate, hidden), down (hidden, intermediate)."""
+
+    up: torch.Tensor
+    down: torch.Tensor
+
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        return F.linear(F.relu(F.linear(x, self.up)).square(), self.down)

@@ -474,12 +474,14 @@ class Blocks(_message.Message):
     def __init__(self, id: _Optional[str] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("id", "sample")
+    __slots__ = ("id", "sample", "stats")
     ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
     id: str
     sample: Sample
-    def __init__(self, id: _Optional[str] = ..., sample: _Optional[_Union[Sample, _Mapping]] = ...) -> None: ...
+    stats: RequestStats
+    def __init__(self, id: _Optional[str] = ..., sample: _Optional[_Union[Sample, _Mapping]] = ..., stats: _Optional[_Union[RequestStats, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("id", "first_index", "blocks", "checksums", "slot", "slot_checksum", "tag", "stats")
