@@ -1,8 +1,8 @@
 """Two engines in one thread, their fronts reduced to a relay: exact, repeatable hand-offs over the loopback transport.
 
-    pair = Pair.build(model)                       # prefill + decode, arenas full of NaN
-    tokens, stats = pair.remote(prompt)            # through both
-    tokens, stats = pair.decode.local(prompt)      # on one
+pair = Pair.build(model)                       # prefill + decode, arenas full of NaN
+tokens, stats = pair.remote(prompt)            # through both
+tokens, stats = pair.decode.local(prompt)      # on one
 """
 
 import queue
@@ -133,9 +133,7 @@ class Pair:
     @classmethod
     def build(cls, model: HybridModel, scheduler: Scheduler | None = None, **config: Any) -> "Pair":
         network = LoopbackNetwork()
-        return cls(
-            Worker(model, "prefill", network, **config), Worker(model, "decode", network, scheduler, **config)
-        )
+        return cls(Worker(model, "prefill", network, **config), Worker(model, "decode", network, scheduler, **config))
 
     def remote(self, prompt: Iterable[int], **sampling: Any) -> Result:
         id = self.submit(prompt, **sampling)

@@ -36,7 +36,9 @@ def test_attention_hits_survive_an_empty_state_lookup(pair: Pair, oracle: Oracle
     layout = pair.decode.engine.model.layout
     first = prompt(1, 300)
     pair.remote(first, max_tokens=NEW)
-    p = first[:200] + prompt(2, 90)  # shares 3 full blocks; the only checkpoint of decode is at the end of the first answer
+    p = first[:200] + prompt(
+        2, 90
+    )  # shares 3 full blocks; the only checkpoint of decode is at the end of the first answer
     result = pair.remote(p, max_tokens=NEW)
     assert result.tokens == oracle(p, NEW)
     assert result.stats.decode_attention_tokens == 200
@@ -230,6 +232,7 @@ def test_bad_requests_are_refused_by_name(pair: Pair, change: dict[str, object],
 
 def test_a_failing_step_ends_its_requests_only(pair: Pair, oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     p = prompt(1, 100)
+
     class Broken:
         def forward(self, *_: object) -> None:
             raise RuntimeError("device fault")
@@ -269,7 +272,9 @@ def test_messages_for_unknown_requests_are_ignored(pair: Pair) -> None:
 def test_claims_behind_a_large_head_do_not_block_it(model: HybridModel, oracle: Oracle) -> None:
     """Queued requests keep their hits alive; where those hits are the memory that the head needs, the head still runs."""
     layout = model.layout
-    pair = Pair.build(model, max_running=2, checkpoint_slots=2, cache_bytes=4 * layout.slot_bytes + 6 * layout.block_bytes)
+    pair = Pair.build(
+        model, max_running=2, checkpoint_slots=2, cache_bytes=4 * layout.slot_bytes + 6 * layout.block_bytes
+    )
     decode = pair.decode
     warm = [prompt(1, 130), prompt(2, 130)]  # 2 full blocks each, 5 of 6 blocks cached
     for p in warm:

@@ -94,7 +94,9 @@ def quiet(engine: Engine) -> bool:
 @contextlib.asynccontextmanager
 async def run_flow(checkpoint: Path, scheduler: Scheduler | None = None, **engine: object) -> AsyncIterator[Flow]:
     network = LoopbackNetwork()
-    router = Router(RouterConfig(model=str(checkpoint), served_model="toy", http_port=0, grpc_port=0, local_max_tokens=0))
+    router = Router(
+        RouterConfig(model=str(checkpoint), served_model="toy", http_port=0, grpc_port=0, local_max_tokens=0)
+    )
     await router.start()
     flow = Flow(router)
 

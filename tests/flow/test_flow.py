@@ -127,7 +127,9 @@ async def test_a_client_that_leaves_cleans_up_everywhere(
 
         await leave(flow, prompt(1, 700), when, stream)
         await flow.until(lambda: not flow.engines["d"].sequences, "the decode worker stopped")
-        await flow.until(lambda: finish(reads) is None and not flow.engines["p"].sequences, "the prefill worker stopped")
+        await flow.until(
+            lambda: finish(reads) is None and not flow.engines["p"].sequences, "the prefill worker stopped"
+        )
         await flow.clean()
         ids = prompt(2, 100)
         answer = asyncio.create_task(complete(flow, ids))

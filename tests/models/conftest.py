@@ -37,6 +37,8 @@ CASES = [
     ("qwen3_next", 0),
     ("qwen3_next", 1),
     ("qwen3_5_vlm", 0),
+    ("nemotron_h", 0),
+    ("nemotron_h", 1),
 ]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 import transformers
 
+KEEP_OUR_LAYOUT = ("nemotron_h",)  # temporal states are (heads, P, N) in both; of the others the last two axes swap
 NEAR_TIE = 1e-4  # two best logits closer than this may swap between correct fp32 implementations
 
 
@@ -22,12 +23,14 @@ def feed(model: transformers.PreTrainedModel, cache: transformers.DynamicCache, 
 
 
 def one_shot(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> tuple[torch.Tensor, dict[str, list]]:
-    """Logits (n, vocab) of a whole sequence and its final states: "temporal" (Hv, V, K), "conv" (conv_dim, W-1)."""
+    """Logits (n, vocab) of a whole sequence and its final states, one per state layer: "temporal" in our layout,
+    "conv" (conv_dim, W-1)."""
     cache = new_cache(model)
     logits = feed(model, cache, torch.tensor([list(tokens)]))[0]
-    layers = [layer for layer in cache.layers if hasattr(layer, "recurrent_states")]
+    layers = [layer for layer in cache.layers if getattr(layer, "recurrent_states", {}).get(0) is not None]
+    temporal = [layer.recurrent_states[0][0] for layer in layers]
     states = {
-        "temporal": [layer.recurrent_states[0][0].transpose(-1, -2) for layer in layers],
+        "temporal": temporal if model.config.model_type in KEEP_OUR_LAYOUT else [t.transpose(-1, -2) for t in temporal],
         "conv": [layer.conv_states[0][0][:, 1:] for layer in layers],  # the oracle keeps one input more
     }
     return logits, states

@@ -1,4 +1,4 @@
-"""Logits and states of both checkpoint layouts against `transformers`, fp32, however the tokens are cut."""
+"""Logits and states of every family against `transformers`, fp32, however the tokens are cut."""
 
 from dataclasses import replace
 

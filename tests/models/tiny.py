@@ -27,23 +27,38 @@ _SHARED: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+# Larger than real models use: random networks feed the norms near-zero rows, which eps 1e-6 turns into amplified
+# rounding (two ways of running `transformers` itself then differ by 2e-5). It also makes a forgotten eps show.
+_EPS = 1e-3
+_QWEN: dict[str, Any] = {
+    **_SHARED,
+    "num_hidden_layers": 4,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-    # Larger than real models use: random networks feed the norms near-zero rows, which eps 1e-6 turns into amplified
-    # rounding (two ways of running `transformers` itself then differ by 2e-5). It also makes a forgotten eps show.
-    "rms_norm_eps": 1e-3,
+    "rms_norm_eps": _EPS,
+}
+_NEMOTRON_H: dict[str, Any] = {
+    **_SHARED,
+    "hybrid_override_pattern": "M-M*-M",
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 24,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "chunk_size": 32,  # of the oracle's own arithmetic; changes no result
+    "layer_norm_epsilon": _EPS,
 }
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
 _MROPE: dict[str, Any] = dict(**_ROPE, mrope_section=[2, 1, 1], mrope_interleaved=True)
@@ -56,18 +71,19 @@ _VISION: dict[str, Any] = {
     "num_position_embeddings": 16,
 }
 
-FAMILIES = ("qwen3_5", "qwen3_5_vlm", "qwen3_next")
+FAMILIES = ("qwen3_5", "qwen3_5_vlm", "qwen3_next", "nemotron_h")
 
 
 def build_reference(family: str, seed: int, **overrides: Any) -> transformers.PreTrainedModel:
     """A tiny `transformers` model in fp32 with every parameter randomised; `overrides` change its (text) config.
 
     Families: "qwen3_5" (separate projections), "qwen3_5_vlm" (the same inside a vision-language model), "qwen3_next"
-    (interleaved projections, all layers dense).
+    (interleaved projections, all layers dense), "nemotron_h" (its steps not clamped, so that they do not depend on how
+    a prompt is cut).
     """
     transformers.logging.set_verbosity_error()
     torch.manual_seed(seed)
-    values = {**_SHARED, **overrides}
+    values = {**(_NEMOTRON_H if family == "nemotron_h" else _QWEN), **overrides}
     if family == "qwen3_5":
         values = {"rope_parameters": _MROPE, **values}
         model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**values))
@@ -79,6 +95,11 @@ def build_reference(family: str, seed: int, **overrides: Any) -> transformers.Pr
     elif family == "qwen3_next":
         values = {"rope_parameters": _ROPE, "num_experts": 0, **values}
         model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**values))
+    elif family == "nemotron_h":
+        model = transformers.NemotronHForCausalLM(transformers.NemotronHConfig(**values))
+        for layer in model.model.layers:
+            if layer.block_type == "linear_attention":
+                layer.mixer.time_step_limit = (0.0, float("inf"))
     else:
         raise ValueError(f"family {family!r} is none of {FAMILIES}")
     _randomise(model)
@@ -204,7 +225,7 @@ class Runner:
         )
 
     def state(self, seq: int, tensor: str) -> list[torch.Tensor]:
-        """Copies of a sequence's states, one per state layer: "temporal" (Hv, V, K) or "conv" (conv_dim, W-1)."""
+        """Copies of a sequence's states, one per state layer: "temporal" as its kernel keeps it or "conv" (conv_dim, W-1)."""
         row = self.geometry.slot_row(self._sequences[seq].slot)
         return [view[row].clone() for view in self.arena.layers("state", tensor)]
 

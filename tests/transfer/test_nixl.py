@@ -1,5 +1,6 @@
 """Real NIXL between two processes on CPU memory: over shared memory (UCX's own choice) and over TCP."""
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -42,10 +43,11 @@ class Peer:
 
     def stop(self) -> None:
         conn: Connection = self.conn
-        if self.process.is_alive():
-            os.kill(self.process.pid or 0, signal.SIGCONT)
-            conn.send("stop")
-            self.process.join(10)
+        with contextlib.suppress(ProcessLookupError, BrokenPipeError):  # a resumed peer may be killed by its transport
+            if self.process.is_alive():
+                os.kill(self.process.pid or 0, signal.SIGCONT)
+                conn.send("stop")
+                self.process.join(10)
         if self.process.is_alive():
             self.process.kill()
             self.process.join(10)

@@ -157,8 +157,11 @@ class Cache(Protocol):
         """Steps up to and including `step` are done."""
         ...
 
-    def flush(self) -> int:
-        """Drops every unreferenced cached entry; returns how many units were freed."""
+    def flush(self, group: str | None = None) -> int:
+        """Drops every unreferenced cached entry, of one group or of all; returns how many units were freed.
+
+        Raises BadRequest, naming the groups, for one that does not exist.
+        """
         ...
 
     def drain_events(self) -> Sequence[CacheEvent]:
@@ -171,6 +174,10 @@ class Cache(Protocol):
 
     def counts(self) -> dict[str, PoolCounts]:
         """By group name."""
+        ...
+
+    def stored(self) -> dict[str, int]:
+        """By group name: units that the tree lists, referenced or not, i.e. blocks and checkpoints that can be hit."""
         ...
 
     def max_request_tokens(self) -> int:

@@ -19,7 +19,7 @@ from twinflow.cache.plan import Plan, Planner, group_hits
 from twinflow.cache.pool import Pool, StepClock
 from twinflow.cache.publish import Live, Publisher
 from twinflow.cache.tree import Found, Node, PrefixTree
-from twinflow.contracts.errors import TooLong
+from twinflow.contracts.errors import BadRequest, TooLong
 from twinflow.contracts.events import CacheEvent, EventKind
 from twinflow.contracts.groups import CacheLayout
 from twinflow.contracts.hashing import TokenChain
@@ -162,12 +162,14 @@ class HybridCache:
             self._blocks.end_step()
             self._slots.end_step()
 
-    def flush(self) -> int:
+    def flush(self, group: str | None = None) -> int:
+        evict = {self._blocks.name: self._evictor.evict_block, self._slots.name: self._evictor.evict_slot}
+        if group is not None and group not in evict:
+            raise BadRequest(f"unknown cache group {group!r} (known: {', '.join(evict)})", param="group")
         before = self._blocks.free + self._slots.free
-        while self._evictor.evict_block():
-            pass
-        while self._evictor.evict_slot():
-            pass
+        for name in evict if group is None else (group,):
+            while evict[name]():
+                pass
         return self._blocks.free + self._slots.free - before
 
     def drain_events(self) -> Sequence[CacheEvent]:
@@ -186,6 +188,9 @@ class HybridCache:
 
     def counts(self) -> dict[str, PoolCounts]:
         return {self._blocks.name: self._blocks.counts(), self._slots.name: self._slots.counts()}
+
+    def stored(self) -> dict[str, int]:
+        return {self._blocks.name: len(self._tree.block_nodes), self._slots.name: len(self._tree.slot_homes)}
 
     def max_request_tokens(self) -> int:
         return self.geometry.blocks * self._block_tokens if self.geometry.slots else 0

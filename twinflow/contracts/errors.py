@@ -5,8 +5,10 @@ TwinflowError
 │   ├── Unsupported       field or model feature we refuse by name        400  INVALID_ARGUMENT
 │   └── TooLong           can never fit; carries the numbers              400  INVALID_ARGUMENT
 ├── UnknownModel                                                          404  NOT_FOUND
+├── UnknownWorker         names those that are known                      404  NOT_FOUND
 ├── Overloaded            shed; retry later                               429  RESOURCE_EXHAUSTED
 ├── NoCapacity            no worker can take it                           503  UNAVAILABLE
+│   └── Draining          this worker takes nothing new                   503  UNAVAILABLE
 ├── DeadlineExceeded                                                      504  DEADLINE_EXCEEDED
 ├── Cancelled             the client left                                 499  CANCELLED
 ├── HandoffFailed         transfer or peer failed                         502  ABORTED
@@ -47,12 +49,20 @@ class UnknownModel(TwinflowError):
     http_status, grpc_code, reason = 404, "NOT_FOUND", "unknown_model"
 
 
+class UnknownWorker(TwinflowError):
+    http_status, grpc_code, reason = 404, "NOT_FOUND", "unknown_worker"
+
+
 class Overloaded(TwinflowError):
     http_status, grpc_code, reason = 429, "RESOURCE_EXHAUSTED", "overloaded"
 
 
 class NoCapacity(TwinflowError):
     http_status, grpc_code, reason = 503, "UNAVAILABLE", "no_capacity"
+
+
+class Draining(NoCapacity):
+    reason = "draining"
 
 
 class DeadlineExceeded(TwinflowError):
@@ -86,8 +96,10 @@ BY_REASON: dict[str, type[TwinflowError]] = {
         Unsupported,
         TooLong,
         UnknownModel,
+        UnknownWorker,
         Overloaded,
         NoCapacity,
+        Draining,
         DeadlineExceeded,
         Cancelled,
         HandoffFailed,

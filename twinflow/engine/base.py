@@ -16,6 +16,7 @@ from enum import Enum
 
 from twinflow.cache.base import PoolCounts
 from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.groups import GroupSpec
 from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import GenerateRequest, RequestStats, Sample
 from twinflow.contracts.tags import StateTag
@@ -127,16 +128,27 @@ class EndLease:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Drops unreferenced cache entries."""
+    """Drops unreferenced cache entries, of one group or of all; answered by `Flushed`."""
 
     token: int = 0
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Asks for `Inspected` (with the full integrity walk)."""
+    """Asks for `Inspected`; `walk`: with the full integrity walk, which takes time in proportion to the cache."""
 
     token: int = 0
+    walk: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MatchQuery:
+    """Asks for `MatchFound`: what the cache holds of this prompt. Changes nothing."""
+
+    token: int
+    root: bytes
+    prompt: bytes  # packed uint32 ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,7 @@ Command = (
     | EndLease
     | Flush
     | Inspect
+    | MatchQuery
     | Resync
     | Shutdown
 )
@@ -241,18 +254,47 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
+    """Units freed by group name; `error` (and nothing freed) when the group does not exist."""
+
     token: int
-    units: int
+    units: dict[str, int]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInfo:
+    """One request inside the engine. `processed_tokens`: hit, received or fed so far."""
+
+    id: str
+    mode: str
+    phase: str
+    prompt_tokens: int
+    processed_tokens: int
+    generated_tokens: int
+    age_s: float
+    blocks: int
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """`problem` is empty when `check_integrity()` passed."""
+    """Of one moment. `stored`: units that the prefix tree lists, by group. `sequences`: oldest first. `problem` is empty when
+    `check_integrity()` passed or was not asked for."""
 
     token: int
     counts: dict[str, PoolCounts]
-    running: tuple[str, ...]
+    stored: dict[str, int]
+    sequences: tuple[SequenceInfo, ...]
     problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class MatchFound:
+    """Answer to `MatchQuery`."""
+
+    token: int
+    hits: tuple[GroupHit, ...]
+    usable_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +304,8 @@ class CacheSnapshot:
     events: tuple[CacheEvent, ...]
 
 
-Notice = Matched | Generated | Offered | Prefilled | PullDone | Done | Flushed | Inspected | CacheSnapshot
+Answer = Flushed | Inspected | MatchFound | CacheSnapshot  # to a command with that token, about no request
+Notice = Matched | Generated | Offered | Prefilled | PullDone | Done | Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +331,7 @@ class Ready:
     block_tokens: int = 0
     vocab_size: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    groups: tuple[GroupSpec, ...] = ()  # of the cache
     arena: PeerArena | None = None  # worker_id and incarnation as given in EngineConfig
     weights_bytes: int = 0
     arena_bytes: int = 0

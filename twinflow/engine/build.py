@@ -9,8 +9,10 @@ from twinflow.cache.arena import Arena, ArenaGeometry
 from twinflow.cache.base import Cache
 from twinflow.cache.hybrid import HybridCache
 from twinflow.contracts.errors import ModelError
+from twinflow.contracts.hashing import pack_tokens, root_hash
+from twinflow.contracts.requests import GenerateRequest, SamplingParams
 from twinflow.contracts.workers import Role
-from twinflow.engine.base import EngineConfig, Ready
+from twinflow.engine.base import EngineConfig, Flush, Mode, Ready, Submit
 from twinflow.engine.core import Engine
 from twinflow.models.base import HybridModel
 from twinflow.models.loader import load_model
@@ -49,7 +51,23 @@ def build_engine(
     link = transport(agent, arena) if transport else None
     thread = TransferThread(link, on_pull, serve=config.role is not Role.DECODE) if link else None
     ready = describe(config, model, arena, cache, link)
-    return Engine(config, model, arena, cache, thread, ready), ready
+    engine = Engine(config, model, arena, cache, thread, ready)
+    warm_up(engine)
+    return engine, ready
+
+
+def warm_up(engine: Engine) -> None:
+    """One request of the largest chunk and two tokens, so that no client pays for first calls; leaves the caches empty."""
+    tokens = min(engine.config.chunk_tokens, engine.ready.max_request_tokens - 2)
+    if tokens < 1:
+        return
+    sampling = SamplingParams(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
+    root = root_hash(engine.ready.fingerprint, cache_salt="warm-up")
+    request = GenerateRequest("warm-up", pack_tokens([0] * tokens), sampling, root)
+    engine.turn([Submit(request, Mode.LOCAL)])
+    while engine.busy:
+        engine.turn([])
+    engine.turn([Flush()])
 
 
 def describe(config: EngineConfig, model: HybridModel, arena: Arena, cache: Cache, link: Transport | None) -> Ready:
@@ -81,6 +99,7 @@ def describe(config: EngineConfig, model: HybridModel, arena: Arena, cache: Cach
         block_tokens=model.layout.block_tokens,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        groups=model.layout.groups,
         arena=peer,
         arena_bytes=geometry.total_bytes,
     )

@@ -26,6 +26,7 @@ from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load
 from twinflow.engine import base
 from twinflow.engine.base import Done, EngineConfig, Generated, Matched, Mode, Notice, Ready, Report
+from twinflow.engine.control import answer
 from twinflow.engine.limits import check_request
 from twinflow.engine.offers import Offers
 from twinflow.engine.pulls import Pulls
@@ -146,28 +147,12 @@ class Engine:
             case base.Cancel(id) | base.EndLease(id):
                 if sequence := self.sequences.get(id):
                     self._end(sequence, donate=True)
-            case _:
-                self._control(command)
-
-    def _control(self, command: Inbound) -> None:
-        match command:
-            case base.Flush(token):
-                self._notices.append(base.Flushed(token, self.cache.flush()))
-            case base.Inspect(token):
-                try:
-                    self.cache.check_integrity()
-                    problem = ""
-                except AssertionError as error:
-                    problem = str(error) or "integrity check failed"
-                self._notices.append(base.Inspected(token, self.cache.counts(), tuple(self.sequences), problem))
-            case base.Resync(token):
-                # events not yet reported are part of the snapshot; they follow it with lower numbers and are ignored
-                sequence, events = self.cache.snapshot()
-                self._notices.append(base.CacheSnapshot(token, sequence, tuple(events)))
             case base.Shutdown():
                 for each in list(self.sequences.values()):
                     self._end(each, donate=False)
                 self.stopping = True
+            case _:
+                self._notices.append(answer(command, self.cache, self.model.layout.block_tokens, self.sequences.values()))
 
     def _in_phase(self, id: str, phase: Phase) -> Sequence | None:
         sequence = self.sequences.get(id)

@@ -25,7 +25,7 @@ class Phase(Enum):
 class Sequence:
     """Owned by the engine's loop. `chain` = prompt, forced and generated tokens; the last generated one is not fed yet.
 
-    `waiting_since_s` is a monotonic time. `announced_blocks` counts prompt blocks offered to the reader.
+    `started_s` and `waiting_since_s` are monotonic times. `announced_blocks` counts prompt blocks offered to the reader.
     """
 
     request: GenerateRequest
@@ -35,6 +35,7 @@ class Sequence:
     holding: Holding | None = None
     generated: list[int] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)
+    started_s: float = field(default_factory=time.monotonic)
     waiting_since_s: float = field(default_factory=time.monotonic)
     have_tokens: int = 0
     announced_blocks: int = 0

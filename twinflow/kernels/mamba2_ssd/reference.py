@@ -70,7 +70,8 @@ def _one_token(x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, g: torch.Tenso
     s *= g.exp()[..., None, None]
     by_group = s.view(n, groups, heads // groups * p_dim, n_dim)  # the heads of a group share b and c
     by_group.addcmul_(x.reshape(n, groups, -1, 1), b[:, :, None])
-    return (by_group @ c[..., None]).view(n, heads, p_dim)
+    # As a row vector: CPU libraries run c^T S^T several times faster in batches than S c.
+    return (c[:, :, None] @ by_group.transpose(2, 3)).view(n, heads, p_dim)
 
 
 def _chunked(

@@ -1,7 +1,7 @@
 """The facts of a Nemotron-H config, checked: everything that decides the model's results and its cache.
 
 Layers come in two spellings, a list of names (`layers_block_type`, also `layer_types`) or a string of one letter each
-(`hybrid_override_pattern`).
+(`hybrid_override_pattern`); some other keys have older names.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,13 @@ MAMBA, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "m
 LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}
 LEGACY_TYPES = {"mamba": MAMBA, "attention": ATTENTION}
 LISTS, PATTERN = ("layers_block_type", "layer_types"), "hybrid_override_pattern"
+OLDER_KEYS = {
+    "attention_head_dim": "head_dim",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_dt_limit": "time_step_limit",
+    "mamba_n_groups": "n_groups",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ class NemotronHConfig:
         """
         name = (config.get("architectures") or [config.get("model_type", "model")])[0]
         refuse_quantised(config, name)
-        read = ConfigReader(config, name)
+        renamed = {new: config[old] for old, new in OLDER_KEYS.items() if config.get(old) is not None}
+        read = ConfigReader(config | renamed, name)
         _refuse_features(read)
         layer_types = _layer_types(read)
         parsed = cls(
@@ -78,7 +86,7 @@ class NemotronHConfig:
             groups=read.integer("n_groups"),
             state_dim=read.integer("ssm_state_size"),
             conv_width=read.integer("conv_kernel", 4),
-            conv_bias=bool(config.get("use_conv_bias", True)),
+            conv_bias=bool(read.values.get("use_conv_bias", True)),
             eps=read.number("layer_norm_epsilon", 1e-5),
             tied=bool(config.get("tie_word_embeddings", False)),
             max_tokens=read.integer("max_position_embeddings"),
@@ -106,13 +114,9 @@ def _refuse_step_limits(read: ConfigReader) -> None:
     limits = read.values.get("time_step_limit")
     if limits is None:
         return
-    # JSON has no infinity; it is written as the number Infinity, a string or {"__float__": "Infinity"}.
-    plain = [v.get("__float__") if isinstance(v, dict) else v for v in limits]
-    try:
-        unlimited = [float(v) for v in plain] == [0.0, float("inf")]
-    except (TypeError, ValueError):
-        unlimited = False
-    if not unlimited:
+    # JSON has no infinity: it is written as the number Infinity or, by `transformers` 5, as {"__float__": "Infinity"}.
+    plain = [v.get("__float__") if isinstance(v, dict) else v for v in limits] if isinstance(limits, list) else limits
+    if plain not in ([0, float("inf")], [0, "Infinity"]):
         raise Unsupported(
             f"{read.name}: time_step_limit={limits!r} is not supported (only 0 to infinity)", param="time_step_limit"
         )

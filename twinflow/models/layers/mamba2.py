@@ -36,7 +36,14 @@ class Mamba2:
         z, mixed, dt = F.linear(x, self.in_proj).split([width, width + 2 * shared, self.heads], dim=-1)
         conv_state = step.views("state", "conv", self.index)
         mixed = ops.causal_conv1d(
-            mixed, self.conv, self.conv_bias, conv_state, batch.state_rows, batch.fresh, batch.cu_seqlens, batch.seq_lens
+            mixed,
+            self.conv,
+            self.conv_bias,
+            conv_state,
+            batch.state_rows,
+            batch.fresh,
+            batch.cu_seqlens,
+            batch.seq_lens,
         )
         inputs, b, c = mixed.split([width, shared, shared], dim=-1)
         y = ops.mamba2_ssd(

@@ -1,0 +1,73 @@
+{{/* Settings as TOML, and where the model is. */}}
+
+{{/* One value. Helm reads every number as a float, and large ones would print with an exponent. */}}
+{{- define "twinflow.toml.value" -}}
+{{- if kindIs "float64" . -}}
+{{- if eq (floor .) . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- else -}}
+{{- toRawJson . -}}
+{{- end -}}
+{{- end }}
+
+{{/* A dict: scalars first, then one [table] per dict. Keys in order, so that the text changes only with the values. */}}
+{{- define "twinflow.toml" -}}
+{{- $dict := . -}}
+{{- range $key := keys . | sortAlpha }}
+{{- $value := index $dict $key }}
+{{- if not (kindIs "map" $value) }}
+{{ $key }} = {{ include "twinflow.toml.value" $value }}
+{{- end }}
+{{- end }}
+{{- range $key := keys . | sortAlpha }}
+{{- $value := index $dict $key }}
+{{- if and (kindIs "map" $value) $value }}
+
+[{{ $key }}]
+{{- include "twinflow.toml" $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "twinflow.anyHost" -}}
+{{ ternary "::" "0.0.0.0" (eq .Values.ipFamily "IPv6") }}
+{{- end }}
+
+{{/* Folder (or hub id, which workers resolve) of the model. (dict "root" $ "component" "router") */}}
+{{- define "twinflow.model" -}}
+{{- with .root.Values.model -}}
+{{- if eq .source "image" }}{{ .path -}}
+{{- else if eq .source "pvc" }}{{ printf "/models/%s" .path | trimSuffix "/" -}}
+{{- else if eq .source "hostPath" }}/models
+{{- else if eq $.component "router" }}/models/{{ .name -}}
+{{- else }}{{ .hubId -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "twinflow.model.volume" -}}
+{{- with .Values.model }}
+{{- if eq .source "pvc" }}
+- name: model
+  persistentVolumeClaim: { claimName: {{ .claim }}, readOnly: true }
+{{- else if eq .source "hostPath" }}
+- name: model
+  hostPath: { path: {{ .path }}, type: Directory }
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "twinflow.model.mount" -}}
+{{- if has .Values.model.source (list "pvc" "hostPath") }}
+- { name: model, mountPath: /models, readOnly: true }
+{{- end }}
+{{- end }}
+
+{{- define "twinflow.model.token" -}}
+{{- with .Values.model.tokenSecret }}
+{{- if and .name (eq $.Values.model.source "hub") }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef: { name: {{ .name }}, key: {{ .key }} }
+{{- end }}
+{{- end }}
+{{- end }}
