@@ -25,6 +25,7 @@ class Answer:
         self.over = False
         self.tokens = 0
         self.cancelled = False
+        self.why_cancelled = "cancelled"
         self.route = ""
         self.reason = reason
         self.prefill_worker = ""
@@ -58,7 +59,9 @@ class Answer:
         if done.error_reason:
             error = from_reason(done.error_reason, done.error_message, done.error_param)
         elif self._last is None:
-            error = Cancelled("cancelled") if self.cancelled else Internal("the engine ended without a last token")
+            error = (
+                Cancelled(self.why_cancelled) if self.cancelled else Internal("the engine ended without a last token")
+            )
         self._end(error, merge_stats(self, done.stats, self._worker_id))
 
     def fail(self, error: TwinflowError) -> None:

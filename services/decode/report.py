@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.decode.claim import Kind, decide, needs_match
@@ -17,6 +18,7 @@ from twinflow.engine.front import Front
 from twinflow.engine.limits import check_request
 from twinflow.engine.routers import RouterStream
 from twinflow.rpc.convert import request_from_submit
+from twinflow.rpc.v1 import admin_pb2 as admin_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -51,12 +53,14 @@ class Requests:
     # ---- routers ----
 
     def submit(self, stream: RouterStream, message: pb.Submit) -> None:
-        """Idempotent per id on one stream. Raises BadRequest or TooLong for what cannot run here."""
+        """Idempotent per id on one stream. Raises BadRequest or TooLong for what cannot run here, Draining while nothing
+        new is taken."""
         known = self._running.get(message.id)
         if known is not None:
             if known.answer.stream is not stream:
                 raise BadRequest(f"request id {message.id!r} is running for another router", param="id")
             return
+        self._front.check_not_draining()
         request = request_from_submit(message)
         check_request(request, self._front.ready, generates=True)
         answer = Answer(request.id, stream, self._front.worker_id, message.reason)
@@ -84,6 +88,26 @@ class Requests:
         entry.answer.cancelled = True
         self._leave(entry)
         self._send(Cancel(entry.request.id))
+
+    # ---- the admin API ----
+
+    def about(self, request_id: str) -> tuple[str, str]:
+        entry = self._running.get(request_id)
+        return ("", "") if entry is None else (entry.answer.stream.router_id, entry.answer.prefill_worker)
+
+    def leases(self) -> list[admin_pb.Lease]:
+        """Nobody reads from a decode worker."""
+        return []
+
+    def left(self) -> tuple[int, int]:
+        return len(self._running), 0
+
+    def cancel_where(self, meant: Callable[[str], bool]) -> list[str]:
+        entries = [e for e in self._running.values() if meant(e.request.id) and not e.answer.cancelled]
+        for entry in entries:
+            entry.answer.why_cancelled = "cancelled by an operator"
+            self._cancel(entry)
+        return [e.request.id for e in entries]
 
     def _leave(self, entry: Running) -> None:
         """The prefill side, if any, is told that nothing more is wanted."""

@@ -8,6 +8,7 @@ from grpc import aio
 from services.decode.config import DecodeConfig
 from services.decode.report import Requests
 from twinflow.contracts.errors import Unsupported
+from twinflow.engine.admin import AdminService
 from twinflow.engine.front import Front
 from twinflow.node.stream import abort
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -29,11 +30,13 @@ class Servicer(pb_grpc.WorkerServicer):
 
 
 class DecodeRole(Requests):
-    """`RoleService`: the table of requests with its servicer."""
+    """`RoleService` and `AdminRole`: the table of requests with its servicer."""
 
     def __init__(self, front: Front, config: DecodeConfig) -> None:
         super().__init__(front, config)
         self._servicer = Servicer(front, self)
+        self._admin = AdminService(front, self)
 
     def add_to(self, server: aio.Server) -> None:
         pb_grpc.add_WorkerServicer_to_server(self._servicer, server)
+        self._admin.add_to(server)

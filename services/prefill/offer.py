@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from services.prefill.admit import admit
-from twinflow.contracts.errors import BadRequest, HandoffFailed, TwinflowError, from_reason
+from twinflow.contracts.errors import BadRequest, Cancelled, HandoffFailed, TwinflowError, from_reason
 from twinflow.engine.base import Cancel, Command, Done, EndLease, Generated, Mode, Offered, Prefilled, Ready, Submit
 from twinflow.node.outbox import Outbox
 from twinflow.rpc.convert import error_to_pb, sample_to_pb, stats_to_pb, tag_to_pb
+from twinflow.rpc.v1 import admin_pb2 as admin_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 from twinflow.transfer.leases import Ended, LeaseTable, SessionKey
 
@@ -150,6 +151,23 @@ class Offers:
             error = from_reason(reason, notice.error_message or "the engine ended it", notice.error_param)
             self.fail(notice.id, error)
 
+    # ---- the admin API ----
+
+    def about(self, request_id: str) -> tuple[str, str]:
+        offer = self._offers.get(request_id)
+        return (offer.session.worker_id if offer is not None else "", "")
+
+    def describe(self) -> list[admin_pb.Lease]:
+        now = time.monotonic()
+        return [lease_to_pb(o, *self.leases.named(o.lease_id), now) for o in self._offers.values()]
+
+    def cancel_where(self, meant: Callable[[str], bool]) -> list[str]:
+        """Their readers are told."""
+        ids = [id for id in self._offers if meant(id)]
+        for id in ids:
+            self.fail(id, Cancelled("cancelled by an operator"))
+        return ids
+
     # ---- ends ----
 
     def fail(self, request_id: str, error: TwinflowError) -> None:
@@ -190,6 +208,19 @@ class Offers:
             offer.have_tokens,
             time.monotonic() - offer.opened_s,
         )
+
+
+def lease_to_pb(offer: Offer, blocks: int, slots: int, now_s: float) -> admin_pb.Lease:
+    return admin_pb.Lease(
+        lease_id=offer.lease_id,
+        request_id=offer.id,
+        reader=offer.session.worker_id,
+        reader_incarnation=offer.session.incarnation,
+        age_s=now_s - offer.opened_s,
+        prefilled=offer.prefilled_s is not None,
+        blocks=blocks,
+        slots=slots,
+    )
 
 
 def failed(request_id: str, error: TwinflowError) -> pb.HandoffReply:

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from services.prefill.offer import Offers, Replies
 from twinflow.contracts.errors import BadRequest, ModelError, TwinflowError, Unsupported
 from twinflow.engine.base import Done, Generated, Notice, Offered, Prefilled
 from twinflow.engine.front import Front
 from twinflow.engine.routers import RouterStream
+from twinflow.rpc.v1 import admin_pb2 as admin_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 from twinflow.transfer.base import PeerArena
 from twinflow.transfer.leases import LeaseTable, SessionKey
@@ -83,6 +85,20 @@ class Handoffs:
 
     def stream_ended(self, stream: RouterStream) -> None:
         pass
+
+    # ---- the admin API ----
+
+    def about(self, request_id: str) -> tuple[str, str]:
+        return self.offers.about(request_id)
+
+    def leases(self) -> list[admin_pb.Lease]:
+        return self.offers.describe()
+
+    def left(self) -> tuple[int, int]:
+        return 0, len(self.offers)
+
+    def cancel_where(self, meant: Callable[[str], bool]) -> list[str]:
+        return self.offers.cancel_where(meant)
 
     async def close(self) -> None:
         self._expiry.cancel()

@@ -8,7 +8,8 @@ from grpc import aio
 
 from services.prefill.offer import Replies, failed
 from services.prefill.report import Handoffs
-from twinflow.contracts.errors import BadRequest, TwinflowError
+from twinflow.contracts.errors import BadRequest, Draining, TwinflowError
+from twinflow.engine.admin import AdminService
 from twinflow.engine.front import Front
 from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN, Layout, negotiate, same_layout
 from twinflow.node.outbox import Outbox
@@ -101,7 +102,10 @@ class Servicer(pb_grpc.WorkerServicer):
     def _open(self, session: SessionKey, replies: Replies, message: pb.Open) -> None:
         """A defect here must not leave the reader waiting: it is told, and the loop logs it."""
         try:
+            self._front.check_not_draining()
             self._handoffs.offers.open(session, replies, message)
+        except Draining as e:
+            replies.put(failed(message.id, e))
         except Exception:
             replies.put(failed(message.id, BadRequest("the hand-off could not be read")))
             raise
@@ -123,11 +127,13 @@ def arena_info(arena: PeerArena) -> pb.ArenaInfo:
 
 
 class PrefillRole(Handoffs):
-    """`RoleService`: the hand-offs with their servicer."""
+    """`RoleService` and `AdminRole`: the hand-offs with their servicer."""
 
     def __init__(self, front: Front, max_open: int) -> None:
         super().__init__(front, max_open)
         self._servicer = Servicer(front, self)
+        self._admin = AdminService(front, self)
 
     def add_to(self, server: aio.Server) -> None:
         pb_grpc.add_WorkerServicer_to_server(self._servicer, server)
+        self._admin.add_to(server)

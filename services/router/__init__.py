@@ -9,6 +9,8 @@
  7. `generation` takes what has come in, detokenises it, looks for stop strings (a match cancels upstream).
  8. `http/`      writes it as JSON or server-sent events; a client that leaves cancels at D at once.
 
+`admin/` is the gRPC admin API, for operators.
+
 A worker that is lost fails its requests with a clear error; one that has not delivered a token yet is tried elsewhere
 once. Cache events and loads are hints: D's own match decides what is really computed, the view only predicts.
 

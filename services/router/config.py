@@ -1,12 +1,13 @@
 """Settings of a router: from a TOML file (`--config`) and the command line, which wins. Names carry their unit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinflow.contracts.errors import BadRequest
 from twinflow.node.pulse import SessionTimes
-from twinflow.node.settings import read_settings, setting
+from twinflow.node.registry.factory import RegistrySettings
+from twinflow.node.settings import read_settings, setting, take
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class RouterConfig:
     grpc_port: int = setting(7000, "0 = a free one")
     fingerprint: str = setting("", "accept only workers of this cache layout (default: any, equal within a hand-off)")
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
+    registry: RegistrySettings = field(default_factory=RegistrySettings)
 
     local_max_tokens: int = setting(256, "predict that a suffix up to this long is prefilled by the decode worker; keep "
                                     "it equal to the decode workers' own, which decides")  # fmt: skip
@@ -34,6 +36,7 @@ class RouterConfig:
     stats_wait_s: float = setting(1.0, "after a stop string: how long to wait for the worker's stats")
     silence_s: float = setting(3.0, "a worker that said nothing for so long is lost")
     heartbeat_s: float = setting(0.5, "how often the router beats on its sessions")
+    admin_s: float = setting(3.0, "an admin call waits for the answer of each worker for so long")
     shutdown_s: float = setting(10.0, "running requests may finish for this long on SIGTERM")
     buffer_tokens: int = setting(4096, "unread tokens of one request before its client counts as slow")
     retry_after_s: int = setting(1, "told to clients with 429 and 503")
@@ -55,4 +58,6 @@ class RouterConfig:
 
 def read_config(argv: Sequence[str]) -> RouterConfig:
     """Raises BadRequest that names the setting."""
-    return RouterConfig(**read_settings("twinflow router", {"": (RouterConfig,)}, argv, description="A router.")[""])
+    tables = {"": (RouterConfig, RegistrySettings)}
+    values = read_settings("twinflow router", tables, argv, description="A router.")[""]
+    return RouterConfig(registry=take(RegistrySettings, values), **values)

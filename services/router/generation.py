@@ -23,7 +23,7 @@ from services.router.text.reply import Piece, Reply
 from services.router.text.tokenizer import ModelText
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import Key, View
-from twinflow.contracts.errors import DeadlineExceeded, Overloaded, TwinflowError
+from twinflow.contracts.errors import DeadlineExceeded, Draining, Overloaded, TwinflowError
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, SamplingParams
 from twinflow.rpc import convert
@@ -98,7 +98,7 @@ class Generator:
                         async for piece in pieces:
                             yield piece
                     return
-                except WorkerLost:
+                except (WorkerLost, Draining):  # a drain that this router did not know of when it chose
                     if outcome.first_token_at is not None or outcome.attempts >= MAX_ATTEMPTS:
                         raise
                     excluded |= {choice.decode.key}

@@ -16,7 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
+from grpc import aio
 
+from services.router.admin.servicer import AdminService
 from services.router.config import RouterConfig, read_config
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.link import LinkSettings
@@ -27,9 +29,8 @@ from services.router.metrics import Metrics
 from services.router.text.tokenizer import load_model_text
 from services.router.view.view import View
 from twinflow.contracts.errors import TwinflowError
-from twinflow.node.registry.direct import DirectRegistry
-from twinflow.rpc import channel
-from twinflow.rpc.v1 import engine_pb2_grpc as rpc
+from twinflow.node.registry.factory import RegistryKind, hosted_registry
+from twinflow.node.server import NodeServer
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Router:
         self.config = config
         self.metrics = Metrics()
         self.view = View()
-        self.registry = DirectRegistry(config.silence_s)
+        self.registry = hosted_registry(config.registry, config.silence_s, self.view.is_connected)
         text = load_model_text(config.model)
         settings = LinkSettings(
             router_id=f"router-{uuid.uuid4().hex[:8]}",
@@ -60,6 +61,7 @@ class Router:
         self.dispatcher = Dispatcher(self.registry, self.view, settings)
         self.generator = Generator(config, text, self.view, self.dispatcher, self.metrics)
         self.metrics.watch_workers(self.view.counts, self.view.index_entries)
+        self.admin = AdminService(self.view, text, config.admin_s)
         api = Api(config, text, self.generator, created=int(time.time()))
         self.app = build_app(api, self.view, self.generator, self.metrics)
         self.http_address = ""
@@ -68,11 +70,10 @@ class Router:
     async def start(self) -> None:
         """Listens on both ports. Raises OSError when one is taken."""
         config = self.config
-        self._grpc = channel.new_server()
-        rpc.add_RegistryServicer_to_server(self.registry, self._grpc)
-        grpc_port = channel.bind(self._grpc, config.grpc_host, config.grpc_port)
+        self._grpc = NodeServer(config.grpc_host, config.grpc_port)
         listener = listen(config.http_host, config.http_port)
-        await self._grpc.start()
+        await self._grpc.start(self._add_services, services_of(config))
+        self._watching = asyncio.create_task(self.registry.run(), name="registry")
         self._dispatching = asyncio.create_task(self.dispatcher.run(), name="dispatcher")
         options = uvicorn.Config(
             self.app,
@@ -90,23 +91,35 @@ class Router:
                 raise OSError("the HTTP server did not start")
             await asyncio.sleep(0.01)
         self.http_address = f"{config.http_host}:{listener.getsockname()[1]}"
-        self.grpc_address = f"{config.grpc_host}:{grpc_port}"
+        self.grpc_address = f"{config.grpc_host}:{self._grpc.port}"
+        await self._grpc.serving()
+
+    def _add_services(self, server: aio.Server) -> None:
+        self.registry.add_to(server)
+        self.admin.add_to(server)
 
     async def stop(self) -> None:
         """No new requests; running ones get `shutdown_s`, then are cancelled at their workers."""
         self._http.should_exit = True
         await asyncio.gather(self._serving, return_exceptions=True)
-        self._dispatching.cancel()
-        await asyncio.gather(self._dispatching, return_exceptions=True)
-        self.registry.close()
-        await channel.stop_server(self._grpc, 0.5)
+        for task in (self._dispatching, self._watching):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._grpc.stop(0.5)
         del self._grpc  # grpc wants its servers gone while their loop lives
 
     async def wait(self) -> None:
         """Returns, or raises, only when a part has ended by itself."""
-        done, _ = await asyncio.wait({self._serving, self._dispatching}, return_when=asyncio.FIRST_COMPLETED)
+        parts = {self._serving, self._dispatching, self._watching}
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
+
+
+def services_of(config: RouterConfig) -> tuple[str, ...]:
+    """Full names of the gRPC services."""
+    direct = config.registry.registry is RegistryKind.DIRECT
+    return ("twinflow.rpc.v1.Admin", *(("twinflow.rpc.v1.Registry",) if direct else ()))
 
 
 def listen(host: str, port: int) -> socket.socket:

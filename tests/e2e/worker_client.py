@@ -99,6 +99,15 @@ class WorkerClient:
             await asyncio.sleep(BEAT_S)
 
     async def _read(self, replies: AsyncIterator[pb.WorkerMessage]) -> None:
+        try:
+            await self._deliver(replies)
+        finally:
+            for request in self.requests.values():
+                if not request.over.is_set():
+                    request.error = "the stream has ended"
+                    request.over.set()
+
+    async def _deliver(self, replies: AsyncIterator[pb.WorkerMessage]) -> None:
         async for message in replies:
             for output in message.step.outputs:
                 request = self.requests[output.id]

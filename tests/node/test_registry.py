@@ -26,7 +26,7 @@ async def serve(registry: DirectRegistry, port: int = 0):
 
 async def until(condition, within_s: float = 5.0):
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - conditions have no event
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -152,7 +152,9 @@ class Engine:
                     self._end(each, donate=False)
                 self.stopping = True
             case _:
-                self._notices.append(answer(command, self.cache, self.model.layout.block_tokens, self.sequences.values()))
+                self._notices.append(
+                    answer(command, self.cache, self.model.layout.block_tokens, self.sequences.values())
+                )
 
     def _in_phase(self, id: str, phase: Phase) -> Sequence | None:
         sequence = self.sequences.get(id)

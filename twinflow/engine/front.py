@@ -21,19 +21,32 @@ from typing import Any, Protocol, TypeVar
 
 from grpc import aio
 
-from twinflow.contracts.errors import BadRequest, Internal, TwinflowError
+from twinflow.contracts.errors import BadRequest, Draining, Internal, TwinflowError
 from twinflow.contracts.workers import Load, Role, WorkerRecord
-from twinflow.engine.base import CacheSnapshot, Cancel, EngineConfig, Flushed, Inspected, Notice, Ready, Report
+from twinflow.engine.base import (
+    Answer,
+    CacheSnapshot,
+    Cancel,
+    EngineConfig,
+    Flushed,
+    Inspected,
+    MatchFound,
+    Notice,
+    Ready,
+    Report,
+)
 from twinflow.engine.client import EngineClient
+from twinflow.engine.questions import Questions
 from twinflow.engine.routers import RouterStreams, Submissions
 from twinflow.node.handshake import Layout
 from twinflow.node.pulse import SessionTimes
-from twinflow.node.registry.direct import DirectRegistration
+from twinflow.node.registry.factory import RegistrySettings, registration
 from twinflow.node.server import NodeServer, stop_signals
-from twinflow.node.settings import read_settings, setting
+from twinflow.node.settings import read_settings, setting, take
 
 log = logging.getLogger(__name__)
 
+WORKER_SERVICES = ("twinflow.rpc.v1.Worker", "twinflow.rpc.v1.Admin")
 STOP_GRACE_S = 1.0  # for streams to end by themselves once everything on them is over
 
 
@@ -44,10 +57,11 @@ class FrontConfig:
 
     engine: EngineConfig
     session: SessionTimes = field(default_factory=SessionTimes)
+    registry: RegistrySettings = field(default_factory=RegistrySettings)
     host: str = setting("127.0.0.1", "where the gRPC server listens")
     port: int = setting(0, "of the gRPC server, 0 = any free one")
     advertise: str = setting("", "host:port that other processes dial (default: host and port; own name for 0.0.0.0)")
-    router: tuple[str, ...] = setting((), "gRPC addresses host:port of the routers to register at")
+    router: tuple[str, ...] = setting((), "gRPC addresses host:port of the routers to register at (registry=direct)")
     served_model: str = setting("", "name that clients use (default: last part of the model's folder or hub id)")
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
 
@@ -71,11 +85,12 @@ class Identity:
 def load_config(kind: type[C], prog: str, argv: Sequence[str], roles: Sequence[Role]) -> C:
     """From `--config file.toml` and options; the latter win. `roles`: what this service can be, the default first.
     Raises BadRequest naming the setting."""
-    tables: dict[str, tuple[type, ...]] = {"": (Identity, kind), "engine": (EngineConfig,), "session": (SessionTimes,)}
+    top: tuple[type, ...] = (Identity, kind, RegistrySettings)
+    tables = {"": top, "engine": (EngineConfig,), "session": (SessionTimes,)}
     hidden = {f"engine.{name}" for name in ("model", "worker_id", "incarnation", "role")}
     values = read_settings(prog, tables, argv, hidden, description=f"A {roles[0].value} worker.")
     own = values[""]
-    identity = Identity(**{f.name: own.pop(f.name) for f in dataclasses.fields(Identity) if f.name in own})
+    identity, registry = take(Identity, own), take(RegistrySettings, own)
     role = identity.role or roles[0]
     if role not in roles:
         raise BadRequest(f"role {role.value!r} is not one of {', '.join(r.value for r in roles)}", param="role")
@@ -83,14 +98,14 @@ def load_config(kind: type[C], prog: str, argv: Sequence[str], roles: Sequence[R
         raise BadRequest("no model: give --model, a folder or a hub id", param="model")
     worker_id = identity.worker_id or f"{role.value}-{socket.gethostname()}-{os.getpid()}"
     engine = EngineConfig(model=identity.model, worker_id=worker_id, incarnation="", role=role, **values["engine"])
-    return kind(engine=engine, session=SessionTimes(**values["session"]), **own)
+    return kind(engine=engine, session=SessionTimes(**values["session"]), registry=registry, **own)
 
 
 class RoleService(Submissions, Protocol):
     """What a role adds. Everything is called on the front's loop and must not block."""
 
     def add_to(self, server: aio.Server) -> None:
-        """Registers the gRPC servicer."""
+        """Registers the gRPC servicers: `WORKER_SERVICES`."""
         ...
 
     def notice(self, notice: Notice) -> None:
@@ -116,6 +131,9 @@ class Front:
         self.ready = Ready()
         self.address = ""
         self.load = Load()
+        self.draining = False
+        self.announce: Callable[[], None] = lambda: None  # tells the registry the record as it is now
+        self.questions = Questions(engine.send)
         self.routers = RouterStreams(self.record, engine.send, config.session)
         self._reader: asyncio.Task[None] | None = None
 
@@ -131,6 +149,19 @@ class Front:
     def layout(self) -> Layout:
         return Layout(self.worker_id, self.ready.fingerprint, self.ready.layout)
 
+    def drain(self, draining: bool) -> bool:
+        """From now on this worker takes (no) new work; True if that is a change, which the registry is told at once."""
+        changed, self.draining = self.draining is not draining, draining
+        if changed:
+            log.info("%s %s", self.worker_id, "is draining" if draining else "takes new work again")
+            self.announce()
+        return changed
+
+    def check_not_draining(self) -> None:
+        """Raises Draining while this worker takes nothing new."""
+        if self.draining:
+            raise Draining(f"{self.worker_id} is draining: it finishes what it has and takes nothing new")
+
     def record(self) -> WorkerRecord:
         return WorkerRecord(
             id=self.worker_id,
@@ -142,6 +173,7 @@ class Front:
             max_model_tokens=self.ready.max_model_tokens,
             max_request_tokens=self.ready.max_request_tokens,
             block_tokens=self.ready.block_tokens,
+            draining=self.draining,
             load=self.load,
         )
 
@@ -160,6 +192,7 @@ class Front:
             async for report in self.engine.reports():
                 self._handle(report, role)
         except TwinflowError as e:
+            self.questions.lost(e)
             role.engine_lost(e)
             raise
 
@@ -171,7 +204,7 @@ class Front:
                 self._dispatch(notice, role)
             except Exception:  # process edge: what another process said must not stop this one
                 log.exception("a %s could not be handled", type(notice).__name__)
-                if not isinstance(notice, Flushed | Inspected | CacheSnapshot):
+                if not isinstance(notice, Answer):
                     self.engine.send(Cancel(notice.id))
         self.routers.publish(report.events)
 
@@ -179,8 +212,8 @@ class Front:
         match notice:
             case CacheSnapshot():
                 self.routers.snapshot(notice)
-            case Flushed() | Inspected():
-                pass
+            case Flushed() | Inspected() | MatchFound():
+                self.questions.answered(notice)
             case _:
                 role.notice(notice)
 
@@ -199,18 +232,19 @@ async def open_front(
     front = Front(config, engine)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(front.close)
+        registered = registration(config.registry, config.router, front.record)
         server = NodeServer(config.host, config.port)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         front.address = config.advertise or f"{reachable(config.host)}:{server.port}"
         front.ready = await engine.start(front.config.engine)
         role = make_role(front)
-        await server.start(role.add_to)
+        await server.start(role.add_to, WORKER_SERVICES)
         front.read_reports(role)
         stack.push_async_callback(role.close)
         stack.callback(front.routers.close)
         await server.serving()
-        registration = asyncio.create_task(DirectRegistration(config.router, front.record).run(), name="registration")
-        stack.push_async_callback(_cancelled, registration)
+        front.announce = registered.announce
+        stack.push_async_callback(_cancelled, asyncio.create_task(registered.run(), name="registration"))
         log.info(ready_line(front))
         yield front
         log.info("%s is stopping", front.worker_id)

@@ -82,6 +82,11 @@ class RouterStreams:
         self._resyncs: dict[int, RouterStream] = {}  # token → who asked
         self._tokens = 0
 
+    @property
+    def connected(self) -> int:
+        """Routers with a stream."""
+        return len(self._streams)
+
     async def serve(
         self,
         messages: AsyncIterator[pb.RouterMessage],

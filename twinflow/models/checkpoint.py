@@ -7,6 +7,7 @@ A checkpoint is a folder with `config.json` and either `model.safetensors` or sh
 import hashlib
 import json
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -66,6 +67,14 @@ class Checkpoint:
                 return file.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{entry.file}: cannot read tensor {name!r}: {error}") from error
+
+    @property
+    def main_dtype(self) -> str | None:
+        """The dtype that most bytes are stored in, as safetensors names it."""
+        sizes: Counter[str] = Counter()
+        for entry in self.tensors.values():
+            sizes[entry.dtype] += entry.end - entry.start
+        return sizes.most_common(1)[0][0] if sizes else None
 
     def content_digest(self) -> str:
         """Hex digest over names, dtypes, shapes and bytes; independent of the path and of how tensors are sharded.

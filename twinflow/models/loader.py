@@ -40,8 +40,7 @@ def load_model(
     checkpoint = Checkpoint.open(resolve_folder(path_or_id))
     config = checkpoint.config
     family = _family(config)
-    stored = next((e.dtype for n, e in checkpoint.tensors.items() if n.endswith("embed_tokens.weight")), None)
-    options = _options(config, dtype, state_dtype, block_tokens, stored)
+    options = _options(config, dtype, state_dtype, block_tokens, checkpoint.main_dtype)
     layout = family.layout(config, options, _model_id(family, config, checkpoint))
     weights = CheckpointWeights(checkpoint, TORCH_DTYPES[options.dtype], device)
     eos = eos_token_ids(config, checkpoint.generation_config)

@@ -13,11 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from twinflow.contracts.errors import BadRequest
 
 SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+T = TypeVar("T")
 
 Values = dict[str, dict[str, Any]]  # table → field → value
 
@@ -36,6 +38,11 @@ Fields = Mapping[str, Mapping[str, Setting]]  # table → field → setting
 def setting(default: Any, help: str) -> Any:
     """A dataclass field with a text for `--help`: unit, what it does, why this default."""
     return dataclasses.field(default=default, metadata={"help": help})
+
+
+def take(kind: type[T], values: dict[str, Any]) -> T:
+    """A dataclass from those of the values that are its fields; they leave `values`."""
+    return kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind) if f.name in values})  # type: ignore[arg-type]
 
 
 def read_settings(

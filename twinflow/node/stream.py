@@ -10,6 +10,7 @@ from grpc import aio
 from twinflow.contracts.errors import BadRequest, TwinflowError
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import Pulse, SessionTimes, kind_of, listen
+from twinflow.rpc.failure import reason_metadata
 
 M = TypeVar("M")
 
@@ -56,5 +57,5 @@ async def converse(
 
 
 async def abort(context: "aio.ServicerContext[Any, Any]", error: TwinflowError) -> None:
-    """Ends the call with the error's gRPC code."""
-    await context.abort(grpc.StatusCode[error.grpc_code], error.message)
+    """Ends the call with the error's gRPC code, its reason in the trailing metadata."""
+    await context.abort(grpc.StatusCode[error.grpc_code], error.message, reason_metadata(error))

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from twinflow.contracts.errors import BadRequest, TwinflowError, from_reason
 from twinflow.contracts.events import CacheEvent, EventKind
+from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import (
     FinishReason,
     GenerateRequest,
@@ -21,6 +22,7 @@ from twinflow.contracts.requests import (
 )
 from twinflow.contracts.tags import StateTag
 from twinflow.contracts.workers import Load, Role, WorkerRecord
+from twinflow.rpc.v1 import admin_pb2 as admin_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 
 E = TypeVar("E", bound=Enum)
@@ -231,6 +233,10 @@ def event_to_pb(e: CacheEvent) -> pb.CacheEvent:
 
 def event_from_pb(m: pb.CacheEvent) -> CacheEvent:
     return CacheEvent(m.sequence, _known(EventKind, m.kind, "event kind"), m.prefix_hash, m.position)
+
+
+def hit_to_pb(h: GroupHit) -> admin_pb.GroupMatch:
+    return admin_pb.GroupMatch(group=h.group, kind=h.kind.value, tokens=h.tokens, checkpoints=h.checkpoints)
 
 
 def tag_to_pb(t: StateTag) -> pb.StateTag:

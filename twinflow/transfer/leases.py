@@ -173,6 +173,11 @@ class LeaseTable:
             requests.clear()
         return ended
 
+    def named(self, lease_id: str) -> tuple[int, int]:
+        """How many blocks and slots were offered under a live lease."""
+        lease = self._leases[lease_id]
+        return len(lease.blocks), len(lease.slots)
+
     def leased(self) -> tuple[set[int], set[int]]:
         """Blocks and slots offered under any live lease."""
         blocks: set[int] = set()

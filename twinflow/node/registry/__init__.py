@@ -1,1 +1,2 @@
-"""Registry: which workers exist. `base` is the contract, `direct` the embedded default, `memory` the fake."""
+"""Registry: which workers exist. `base` is the contract, `factory` chooses: `direct`, the embedded default, or `redis`
+(`entries` is its pure part); `memory` is the fake."""

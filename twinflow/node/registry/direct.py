@@ -20,7 +20,7 @@ from grpc import aio
 
 from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.workers import WorkerRecord
-from twinflow.node.registry.base import Change
+from twinflow.node.registry.base import Change, record_problem
 from twinflow.node.registry.memory import MemoryRegistry
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.convert import record_from_pb, record_to_pb
@@ -34,15 +34,25 @@ SILENCE_S = 3.0
 
 
 class DirectRegistry(rpc.RegistryServicer):
-    """Register with `add_RegistryServicer_to_server`; one event loop owns it."""
+    """`HostedRegistry`; one event loop owns it."""
 
     def __init__(self, silence_s: float = SILENCE_S) -> None:
         self._table = MemoryRegistry()
         self._silence_s = silence_s
         self._reads: set[asyncio.Future[pb.WorkerRecord]] = set()
 
+    def add_to(self, server: aio.Server) -> None:
+        rpc.add_RegistryServicer_to_server(self, server)
+
+    async def run(self) -> None:
+        """Workers come by themselves; cancelling ends every stream, which is to happen before the server stops."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.close()
+
     def close(self) -> None:
-        """Ends every stream; call before the server stops."""
+        """Ends every stream."""
         for read in self._reads:
             read.cancel()
 
@@ -92,8 +102,8 @@ class DirectRegistry(rpc.RegistryServicer):
             return None
 
     def _refusal(self, joined: WorkerRecord | None, record: WorkerRecord) -> str:
-        if not record.id or not record.incarnation or not record.addresses:
-            return "a worker record needs id, incarnation and addresses"
+        if problem := record_problem(record):
+            return problem
         if joined is not None:
             return "" if joined.key == record.key else "one stream registers one worker; open another stream"
         known = self._table.records().get(record.id)

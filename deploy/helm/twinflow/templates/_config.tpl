@@ -21,7 +21,6 @@
 {{- range $key := keys . | sortAlpha }}
 {{- $value := index $dict $key }}
 {{- if and (kindIs "map" $value) $value }}
-
 [{{ $key }}]
 {{- include "twinflow.toml" $value }}
 {{- end }}
@@ -70,4 +69,39 @@
     secretKeyRef: { name: {{ .name }}, key: {{ .key }} }
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The file of one service: what the operator gave, then what the chart knows. (dict "root" $ "component" "router") */}}
+{{- define "twinflow.config" -}}
+{{- $values := .root.Values -}}
+{{- $host := include "twinflow.anyHost" .root -}}
+{{- $config := deepCopy (index $values .component).config -}}
+{{- $_ := mergeOverwrite $config (dict "model" (include "twinflow.model" .) "served_model" $values.model.name) -}}
+{{- if eq .component "router" -}}
+{{- $ports := dict "http_host" $host "http_port" $values.ports.http "grpc_host" $host "grpc_port" $values.ports.registry -}}
+{{- $config = mergeOverwrite $config $ports -}}
+{{- /* The router predicts what decode workers decide: both go by the same number. */ -}}
+{{- $config = mergeOverwrite $config (pick $values.decode.config "local_max_tokens") -}}
+{{- else -}}
+{{- $aggregated := eq (int $values.prefill.replicas) 0 -}}
+{{- $registry := printf "%s:%v" (include "twinflow.registryHost" .root) $values.ports.registry -}}
+{{- $_ := mergeOverwrite $config (dict "host" $host "port" $values.ports.worker "router" (list $registry)) -}}
+{{- $_ := set $config "role" (ternary "both" .component $aggregated) -}}
+{{- if $aggregated -}}{{- /* nobody to move anything from or to */ -}}
+{{- $config = merge $config (dict "engine" (dict "transport" "none")) -}}
+{{- end -}}
+{{- end -}}
+{{- include "twinflow.toml" $config | trim -}}
+{{- end }}
+
+{{- define "twinflow.configMap" -}}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "twinflow.fullname" .root }}-{{ .component }}
+  labels:
+    {{- include "twinflow.labels" . | nindent 4 }}
+data:
+  {{ .component }}.toml: |
+    {{- include "twinflow.config" . | nindent 4 }}
 {{- end }}

@@ -24,13 +24,16 @@ capabilities:
   {{- end }}
 {{- end }}
 
-{{/* (dict "root" $ "component" "router"): pod metadata; a changed configuration rolls the pods. */}}
+{{/*
+(dict "root" $ "component" "router"): pod metadata. A changed configuration rolls the pods; a changed chart version alone must
+not, so only the selector's labels are here.
+*/}}
 {{- define "twinflow.podMeta" -}}
 {{- $role := index .root.Values .component -}}
 labels:
-  {{- mergeOverwrite (deepCopy $role.podLabels) (include "twinflow.labels" . | fromYaml) | toYaml | nindent 2 }}
+  {{- mergeOverwrite (deepCopy $role.podLabels) (include "twinflow.selector" . | fromYaml) | toYaml | nindent 2 }}
 annotations:
-  checksum/config: {{ include (print .root.Template.BasePath "/" .component "/configmap.yaml") .root | sha256sum }}
+  checksum/config: {{ include "twinflow.config" . | sha256sum }}
   {{- with $role.podAnnotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

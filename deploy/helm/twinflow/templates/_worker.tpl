@@ -61,7 +61,9 @@ spec:
             {{- with $root.Values.ports.nixl }}
             - { name: UCX_TCP_PORT_RANGE, value: "{{ .first }}-{{ .last }}" }
             {{- end }}
-            {{- include "twinflow.model.token" $root | nindent 12 }}
+            {{- with include "twinflow.model.token" $root | trim }}
+            {{- . | nindent 12 }}
+            {{- end }}
             {{- with $role.extraEnv }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
@@ -87,7 +89,9 @@ spec:
             {{- if and $hub $root.Values.model.hubCacheClaim }}
             - { name: hub, mountPath: /cache/huggingface }
             {{- end }}
-            {{- include "twinflow.model.mount" $root | nindent 12 }}
+            {{- with include "twinflow.model.mount" $root | trim }}
+            {{- . | nindent 12 }}
+            {{- end }}
             {{- with $role.extraVolumeMounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
@@ -104,35 +108,10 @@ spec:
         - name: hub
           persistentVolumeClaim: { claimName: {{ $root.Values.model.hubCacheClaim }} }
         {{- end }}
-        {{- include "twinflow.model.volume" $root | nindent 8 }}
+        {{- with include "twinflow.model.volume" $root | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- with $role.extraVolumes }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-{{- end }}
-
-{{/* The settings that the chart knows, then the operator's. */}}
-{{- define "twinflow.worker.config" -}}
-{{- $values := .root.Values -}}
-{{- $aggregated := eq (int $values.prefill.replicas) 0 -}}
-{{- $config := deepCopy (index $values .component).config -}}
-{{- $known := dict
-  "model" (include "twinflow.model" .)
-  "served_model" $values.model.name
-  "role" (ternary "both" .component $aggregated)
-  "host" (include "twinflow.anyHost" .root)
-  "port" $values.ports.worker
-  "router" (list (printf "%s:%v" (include "twinflow.registryHost" .root) $values.ports.registry))
--}}
-{{- if $aggregated -}}
-{{- $config = mergeOverwrite (dict "engine" (dict "transport" "none")) $config -}}
-{{- end -}}
-apiVersion: v1
-kind: ConfigMap
-metadata:
-  name: {{ include "twinflow.fullname" .root }}-{{ .component }}
-  labels:
-    {{- include "twinflow.labels" . | nindent 4 }}
-data:
-  {{ .component }}.toml: |
-    {{- include "twinflow.toml" (mergeOverwrite $config $known) | nindent 4 }}
 {{- end }}

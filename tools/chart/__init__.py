@@ -1,0 +1,1 @@
+"""Checks of the Helm chart and the Dockerfiles: `python -m tools.chart.check`."""
