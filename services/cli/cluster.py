@@ -33,6 +33,7 @@ class ClusterPlan:
     specs: tuple[ProcessSpec, ...]
     base_url: str  # of the router's HTTP
     workers: tuple[str, ...] = ()
+    admin: str = ""  # host:port of the router's gRPC
 
 
 class NotReady(Exception):

@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from services.cli import demo, serve, up
+from services.cli import admin, demo, serve, up
 from services.cli.console import fail
 from twinflow import __version__
 from twinflow.contracts.errors import TwinflowError
@@ -24,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     up.add_parser(commands)
     demo.add_parser(commands)
+    admin.add_parser(commands)
     serve.add_parsers(commands)
     return parser
 

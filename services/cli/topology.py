@@ -145,7 +145,7 @@ def plan(settings: ClusterSettings) -> ClusterPlan:
     for (service, name), port in zip(names, worker_ports, strict=True):
         specs.append(spec(settings, service, name, worker_options(settings, service, name, port, registry)))
     shown = LOOPBACK if settings.host in ("0.0.0.0", "::") else settings.host
-    return ClusterPlan(tuple(specs), f"http://{shown}:{http_port}", tuple(name for _, name in names))
+    return ClusterPlan(tuple(specs), f"http://{shown}:{http_port}", tuple(name for _, name in names), registry)
 
 
 def worker_names(service: str, count: int) -> Iterator[tuple[str, str]]:

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
             if cluster.wait_ready(args.ready_timeout, console.progress, stop.is_set):
                 for line in welcome(settings, made.base_url):
                     console.line(line)
+                console.line(f"  twinflow admin workers --router {made.admin}\n")
             while not stop.wait(WATCH_S):
                 cluster.check()
         except (ProcessDied, NotReady) as e:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.cache.world import World, make_geometry, make_layout
 from twinflow.cache.hybrid import HybridCache
-from twinflow.contracts.errors import TooLong
+from twinflow.contracts.errors import BadRequest, TooLong
 from twinflow.contracts.tags import StateTag
 
 
@@ -222,3 +222,21 @@ def test_flush_drops_all_that_nobody_uses_and_says_how_much(world):
     assert counts(world)["held"] == 1
     world.release(lease, donate=False)
     assert world.cache.flush() == 1
+
+
+@pytest.mark.parametrize(("group", "dropped"), [("attention", 2), ("state", 1)])
+def test_flush_of_one_group_leaves_the_other(world, group, dropped):
+    world.serve([1, 2, 3, 4, 5])
+    other = {"attention": "state", "state": "attention"}[group]
+    kept = world.cache.counts()[other]
+    assert world.cache.stored() == {"attention": 2, "state": 1}
+    assert [world.cache.flush(group) for _ in range(2)] == [dropped, 0]
+    assert world.cache.stored()[group] == world.cache.counts()[group].cached == 0
+    assert world.cache.counts()[other] == kept
+    world.check()
+    world.serve([1, 2, 3, 4, 5])  # what was left of the path is still good to build on
+
+
+def test_flush_of_an_unknown_group_is_refused(world):
+    with pytest.raises(BadRequest, match=r"unknown cache group 'kv' \(known: attention, state\)"):
+        world.cache.flush("kv")

@@ -125,7 +125,7 @@ class Operations:
             self.world.cache.unpin_io(blocks, slots)
 
     def flush(self) -> None:
-        self.world.cache.flush()
+        self.world.cache.flush((None, "attention", "state")[len(self.served) % 3])
 
     def settle(self) -> None:
         self.world.settle()

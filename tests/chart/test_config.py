@@ -1,5 +1,7 @@
 """The TOML that reaches a service is one that its own parser takes, with the values that were meant."""
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from services.prefill.config import PrefillConfig
 from services.prefill.config import load as load_prefill
 from services.router.config import RouterConfig, read_config
 from tests.chart.parts import Manifest, of_kind, pods
+from tools.chart.check import SCHEMA
+from tools.chart.schema import OWN_OF_ROUTER, OWN_OF_WORKERS
 from twinflow.contracts.workers import Role
 
 Load = Callable[..., list[Manifest]]
@@ -80,17 +84,42 @@ def test_ipv6(manifests: Load, tmp_path: Path) -> None:
     assert config(made, "decode", tmp_path).host == "::"
 
 
+def test_a_registry_in_redis(manifests: Load, tmp_path: Path) -> None:
+    own = manifests("cpu", "--set=registry.kind=redis,redis.enabled=true,redis.passwordSecret.name=redis-auth")
+    theirs = manifests("cpu", "--set=registry.kind=redis,registry.urlSecret.name=our-redis")
+    for role in LOADERS:
+        settings = config(own, role, tmp_path).registry
+        assert (settings.registry.value, settings.redis_prefix, settings.redis_ttl_s) == (
+            "redis",
+            "twinflow.twinflow",
+            5.0,
+        )
+        env = {e["name"]: e for e in pods(own)[role]["containers"][0]["env"]}
+        assert env[settings.redis_url_env]["value"] == "redis://:$(REDIS_AUTH)@twinflow-redis:6379/0"
+        assert list(env).index("REDIS_AUTH") < list(env).index(settings.redis_url_env), (
+            "expanded from what stands before"
+        )
+        env = {e["name"]: e for e in pods(theirs)[role]["containers"][0]["env"]}
+        assert env[settings.redis_url_env]["valueFrom"]["secretKeyRef"] == {"name": "our-redis", "key": "url"}
+
+
+@pytest.mark.parametrize("role", LOADERS)
+def test_every_setting_of_a_service_is_a_value_or_the_charts_own(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        LOADERS[role](["--help"])
+    options = set(re.findall(r"^  --([a-z][a-z0-9.-]*)", capsys.readouterr().out, re.MULTILINE)) - {"config"}
+    known = json.loads(SCHEMA.read_text())["properties"][role]["properties"]["config"]["properties"]
+    given = set()
+    for name, node in known.items():
+        given |= {f"{name}.{inner}" for inner in node["properties"]} if node["type"] == "object" else {name}
+    own = set(OWN_OF_ROUTER if role == "router" else OWN_OF_WORKERS) - {"incarnation"}
+    assert {o.replace("-", "_") for o in options} == given | own
+
+
 def test_the_router_reads_the_shipped_model(manifests: Load, tmp_path: Path) -> None:
     router: RouterConfig = config(manifests("cpu"), "router", tmp_path)
     folder = Path("models") / Path(router.model).name
     assert router.model == f"/opt/twinflow/{folder}"
     assert (folder / "tokenizer.json").is_file()
     for dockerfile in Path("deploy/docker").glob("Dockerfile.*"):
-        assert f"COPY {folder} {router.model}" in dockerfile.read_text()
-
-
-@pytest.mark.parametrize("role", LOADERS)
-def test_a_service_named_as_an_argument_exists(role: str) -> None:
-    from services.cli.serve import SERVICES
-
-    assert role in SERVICES
+        assert f" {folder} {router.model}\n" in dockerfile.read_text()

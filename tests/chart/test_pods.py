@@ -105,7 +105,11 @@ def test_pods_may_end_in_their_own_time(manifests: Load) -> None:
     gpu = pods(manifests("gpu", "--set-json=router.config.shutdown_s=42.5"))
     hook = gpu["router"]["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert gpu["router"]["terminationGracePeriodSeconds"] >= hook + 42.5 + 5
-    assert gpu["decode"]["terminationGracePeriodSeconds"] > 300
+    for role, drain_s in (("prefill", 120), ("decode", 300)):
+        command = gpu[role]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert command == ["python", "/etc/twinflow/drain.py", "localhost:7100", str(drain_s)]
+        assert gpu[role]["terminationGracePeriodSeconds"] >= drain_s + 10
+    assert "lifecycle" not in pods(manifests("gpu", "--set=decode.drainSeconds=0"))["decode"]["containers"][0]
     assert pods(manifests("cpu"))["router"]["terminationGracePeriodSeconds"] >= 5 + 10 + 5
 
 

@@ -108,7 +108,7 @@ def test_every_value_outside_config_has_a_default() -> None:
 
     def walk(node: Manifest, given: Any, path: str) -> None:
         for key, inner in node.get("properties", {}).items():
-            if path.endswith(".config") or path in (".global", "") and key == "global" or path.endswith(".affinity"):
+            if path.endswith((".config", ".affinity")) or key == "global":
                 continue
             assert key in given, f"{path}.{key}"
             if inner["type"] == "object":
@@ -127,3 +127,9 @@ def test_a_digest_wins_over_a_tag(manifests: Callable[..., list[Manifest]]) -> N
     spec = pods(manifests("cpu", f"--set=image.engine.digest={digest},image.router.tag=1.2"))
     assert spec["decode"]["containers"][0]["image"] == f"twinflow/engine@{digest}"
     assert spec["router"]["containers"][0]["image"] == "twinflow/router:1.2"
+
+
+def test_a_registry_in_redis_needs_one(tools: Tools) -> None:
+    done = render(tools, "--set=registry.kind=redis")
+    assert done.returncode != 0
+    assert "registry.kind=redis needs registry.urlSecret.name, or redis.enabled=true" in done.stderr

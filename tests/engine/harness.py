@@ -16,8 +16,9 @@ from twinflow.contracts.hashing import pack_tokens, root_hash
 from twinflow.contracts.requests import GenerateRequest, RequestStats, SamplingParams
 from twinflow.contracts.workers import Role
 from twinflow.engine import base
-from twinflow.engine.base import EngineConfig, Mode, Notice
+from twinflow.engine.base import Mode, Notice
 from twinflow.engine.build import describe
+from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine, Inbound
 from twinflow.models.base import HybridModel
 from twinflow.transfer.leases import LeaseTable, SessionKey

@@ -22,7 +22,7 @@ from tests.models.tiny import build_reference, make_checkpoint
 from tests.router.conftest import write_model
 from twinflow.cache.arena import Arena
 from twinflow.contracts.workers import Role
-from twinflow.engine.base import EngineConfig
+from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine
 from twinflow.engine.front import open_front
 from twinflow.engine.thread import ThreadEngine

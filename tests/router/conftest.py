@@ -96,7 +96,7 @@ class Cluster:
 
 async def until(condition, within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - conditions have no event
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -17,7 +17,7 @@ from tests.services.fake_engine import FakeEngine
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import SamplingParams
 from twinflow.contracts.workers import Role
-from twinflow.engine.base import EngineConfig
+from twinflow.engine.config import EngineConfig
 from twinflow.engine.front import Front, open_front
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import SessionTimes

@@ -8,21 +8,28 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from twinflow.cache.base import PoolCounts
 from twinflow.contracts.errors import Internal
 from twinflow.contracts.events import CacheEvent
-from twinflow.contracts.groups import GroupKind
+from twinflow.contracts.groups import GroupKind, GroupSpec, TensorSpec
 from twinflow.contracts.hashing import unpack_tokens
 from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample
 from twinflow.contracts.tags import StateTag
 from twinflow.contracts.workers import Load
 from twinflow.engine import base
-from twinflow.engine.base import Command, EngineConfig, Notice, Ready, Report
+from twinflow.engine.base import Command, Notice, Ready, Report
+from twinflow.engine.config import EngineConfig
 from twinflow.transfer.base import PeerArena
 
 BLOCK_TOKENS = 4
 VOCAB = 1000
 SLOT = 7
+GROUPS = (
+    GroupSpec("attention", GroupKind.ATTENTION, (1,), (TensorSpec("k", (1, 4), "float32"),), BLOCK_TOKENS),
+    GroupSpec("state", GroupKind.STATE, (0,), (TensorSpec("temporal", (2, 2), "float32"),)),
+)
+COUNTS = {"attention": PoolCounts(64, 50, 5, 8, 1, 2), "state": PoolCounts(8, 3, 2, 3, 0, 1)}
 STEPS = ("match", "offer", "first", "prefilled", "pull", "tokens")
 
 
@@ -61,6 +68,8 @@ class FakeEngine:
         self.commands: list[Command] = []
         self.running: dict[str, Life] = {}
         self.closed = False
+        self.deaf = False  # answers no questions
+        self.flushed = False
         self.on_step: Callable[[str, str], None] = lambda step, request_id: None
         self._gates = {step: asyncio.Event() for step in STEPS}
         for gate in self._gates.values():
@@ -101,6 +110,8 @@ class FakeEngine:
             block_tokens=BLOCK_TOKENS,
             vocab_size=VOCAB,
             eos_token_ids=(0,),
+            groups=GROUPS,
+            arena_bytes=1 << 20,
             arena=arena(config),
         )
 
@@ -121,11 +132,26 @@ class FakeEngine:
 
     def send(self, command: Command) -> None:
         self.commands.append(command)
+        if self.deaf and isinstance(command, base.Inspect | base.MatchQuery | base.Flush):
+            return
         life = self.running.get(id_of(command))
         match command:
             case base.Submit(request, mode):
                 if life is None:
                     self._begin(request, mode, command.have_tokens)
+            case base.Inspect(token):
+                self.report(base.Inspected(token, COUNTS, {"attention": 5, "state": 2}, self._infos(), ""))
+            case base.MatchQuery(token, root, prompt):
+                hits = (
+                    GroupHit("attention", GroupKind.ATTENTION, self.hold_tokens),
+                    GroupHit("state", GroupKind.STATE, self.usable, (self.usable,) if self.usable else ()),
+                )
+                self.report(base.MatchFound(token, hits, min(self.usable, len(prompt) // 4 - 1)))
+            case base.Flush(token, group):
+                known = group in (None, *COUNTS)
+                units = {g: c.cached for g, c in COUNTS.items() if group in (None, g)} if not self.flushed else {}
+                self.flushed |= known
+                self.report(base.Flushed(token, units, "" if known else f"unknown cache group {group!r}"))
             case base.Resync(token):
                 self.report(base.CacheSnapshot(token, 5, ()))
             case _ if life is None:
@@ -149,6 +175,12 @@ class FakeEngine:
                 self._end(life, base.Done(life.request.id, self._stats(life)))
 
     # ---- lives ----
+
+    def _infos(self) -> tuple[base.SequenceInfo, ...]:
+        return tuple(
+            base.SequenceInfo(r.request.id, "claim", "matched", r.request.prompt_tokens, 3, 1, 0.5, 2, 1)
+            for r in self.running.values()
+        )
 
     def _begin(self, request: GenerateRequest, mode: base.Mode, have_tokens: int) -> None:
         future = asyncio.get_running_loop().create_future

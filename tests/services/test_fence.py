@@ -18,6 +18,7 @@ from tests.services.cluster import (
 from tests.services.conftest import Pair
 from tests.services.fake_engine import SLOT, FakeEngine
 from twinflow.engine import base
+from twinflow.engine.config import EngineConfig
 from twinflow.node.pulse import SessionTimes
 from twinflow.node.registry.direct import DirectRegistry
 from twinflow.rpc.channel import bind, new_server
@@ -250,7 +251,7 @@ async def test_registers_only_after_the_engine_is_ready(opened) -> None:
     loaded = asyncio.Event()
 
     class SlowEngine(FakeEngine):
-        async def start(self, config: base.EngineConfig) -> base.Ready:
+        async def start(self, config: EngineConfig) -> base.Ready:
             await loaded.wait()
             return await super().start(config)
 

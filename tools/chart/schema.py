@@ -4,39 +4,43 @@
 exists, and nothing else is. Settings that the chart knows by itself (addresses, model, role) are left out: it sets them.
 """
 
-import dataclasses
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, get_args, get_origin
 
 from services.decode.config import DecodeConfig
 from services.prefill.config import PrefillConfig
 from services.router.config import RouterConfig
-from twinflow.engine.base import EngineConfig
+from twinflow.engine.config import EngineConfig
 from twinflow.node.pulse import SessionTimes
+from twinflow.node.registry.factory import RegistrySettings
 from twinflow.node.settings import settings_of
 
 Schema = dict[str, Any]
 
-OWN_OF_WORKERS = ("model", "worker_id", "role", "host", "port", "advertise", "router", "served_model", "incarnation")
-OWN_OF_ROUTER = ("model", "served_model", "http_host", "http_port", "grpc_host", "grpc_port", "local_max_tokens")
-
-# Of the engine, whose dataclass has comments but no help texts; a help text in the code wins.
-ENGINE = {
-    "dtype": "of weights and KV: auto, float32, bfloat16 or float16",
-    "state_dtype": "of the temporal states",
-    "device": "cuda or cpu",
-    "cache_bytes": "arena for attention blocks and states; bytes, or 512MiB, 24GiB",
-    "max_running": "requests with a slot of their own",
-    "checkpoint_slots": "further slots, for checkpoints",
-    "block_tokens": "tokens in an attention block; the same at all workers",
-    "step_tokens": "token budget of one mixed step",
-    "chunk_tokens": "largest prefill chunk of one sequence in a step",
-    "reserve_wait_s": "how long a request may wait for memory",
-    "transport": "nixl, or none where nothing is moved",
-    "verify": "checksum = compare what was moved before using it; none",
-    "threads": "torch threads on CPU",
-    "seed": "of what is random without a seed of its own",
-}
+OWN_OF_REGISTRY = ("registry", "redis_url_env", "redis_prefix", "redis_ttl_s")
+OWN_OF_WORKERS = (
+    *OWN_OF_REGISTRY,
+    "model",
+    "worker_id",
+    "role",
+    "host",
+    "port",
+    "advertise",
+    "router",
+    "served_model",
+    "incarnation",
+)
+OWN_OF_ROUTER = (
+    *OWN_OF_REGISTRY,
+    "model",
+    "served_model",
+    "http_host",
+    "http_port",
+    "grpc_host",
+    "grpc_port",
+    "local_max_tokens",
+)
 
 QUANTITY = {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"}
 SIZE = {"type": ["string", "integer"], "pattern": r"^[0-9]+([KMGT]i?B?)?$", "minimum": 0}
@@ -104,27 +108,26 @@ def setting_schema(name: str, kind: Any, description: str) -> Schema:
     if get_origin(kind) is tuple:
         return items(description, setting_schema("", get_args(kind)[0], "one of them"))
     if kind is int and name.endswith("_bytes"):
-        return say(description, SIZE)
+        return say(f"{description}; bytes, or as 512MiB or 24GiB", SIZE)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return one_of(description, *(str(member.value) for member in kind))
     return {"description": description, "type": {int: "integer", float: "number", str: "string", bool: "boolean"}[kind]}
 
 
-def table_schema(description: str, kind: type, left_out: tuple[str, ...], texts: Mapping[str, str]) -> Schema:
-    """Every setting of a service's dataclass that an operator may give."""
+def table_schema(description: str, kinds: tuple[type, ...], left_out: tuple[str, ...] = ()) -> Schema:
+    """Every setting of a service's dataclasses that an operator may give; described as `--help` does, or by its name."""
     hidden = [f".{name}" for name in left_out]
-    helped = {f.name for f in dataclasses.fields(kind) if f.metadata.get("help")}
     properties = {}
-    for name, known in settings_of("", (kind,), hidden).items():
-        help = known.help.replace("%%", "%")
-        if name not in helped:
-            help = "; ".join(filter(None, [texts.get(name, name.replace("_", " ")), help]))
+    for name, known in settings_of("", kinds, hidden).items():
+        help = known.help.replace("%%", "%") or name.replace("_", " ")
         properties[name] = setting_schema(name, known.kind, help)
     return record(description, **properties)
 
 
 def worker_config(role: str, kind: type) -> Schema:
-    schema = table_schema(f"settings of a {role} worker, by its own names", kind, OWN_OF_WORKERS, {})
-    schema["properties"]["engine"] = table_schema("[engine]", EngineConfig, OWN_OF_WORKERS, ENGINE)
-    schema["properties"]["session"] = table_schema("[session]", SessionTimes, (), {})
+    schema = table_schema(f"settings of a {role} worker, by its own names", (kind, RegistrySettings), OWN_OF_WORKERS)
+    schema["properties"]["engine"] = table_schema("[engine]", (EngineConfig,), OWN_OF_WORKERS)
+    schema["properties"]["session"] = table_schema("[session]", (SessionTimes,))
     return schema
 
 
@@ -253,7 +256,7 @@ def worker(role: str, config: Schema, replicas: Schema) -> Schema:
             maxSurge=share("pods more than replicas"),
             maxUnavailable=share("pods less than replicas"),
         ),
-        drainSeconds=whole("how long a worker may take to end after SIGTERM before it is killed"),
+        drainSeconds=whole("how long a worker may take to finish what it has before it is ended; 0 = ended at once"),
         shmSize=say("of /dev/shm, for UCX; counts towards the memory limit", QUANTITY),
         cacheSize=say("limit of /cache: a model from the hub, compiled kernels", QUANTITY),
         **pod(),
@@ -297,7 +300,9 @@ def values_schema() -> Schema:
     )
     router = record(
         "the router: one pod",
-        config=table_schema("settings of the router, by its own names", RouterConfig, OWN_OF_ROUTER, {}),
+        config=table_schema(
+            "settings of the router, by its own names", (RouterConfig, RegistrySettings), OWN_OF_ROUTER
+        ),
         service=record(
             "where clients connect",
             type=one_of("of the Service", "ClusterIP", "NodePort", "LoadBalancer"),
@@ -331,6 +336,13 @@ def values_schema() -> Schema:
             netDevices=text("UCX_NET_DEVICES: the pods' interface, and RDMA devices as mlx5_0:1,eth0", minLength=1),
             tls=text("UCX_TLS: transports that UCX may use; empty = it chooses"),
         ),
+        registry=record(
+            "how workers and the router find each other",
+            kind=one_of("direct: workers dial the router; redis: all meet in a Redis", "direct", "redis"),
+            redisPrefix=text("of every key; empty = namespace and release", r"^[A-Za-z0-9_.-]*$"),
+            redisTtlSeconds=whole("redis: a worker that wrote nothing for so long, and has no session, is gone", 1),
+            urlSecret=secret_key("the URL, redis://[user:password@]host:port/db; none = that of redis.enabled"),
+        ),
         podSecurity=record(
             "under which ids all pods run",
             runAsUser=whole("never 0", 1),
@@ -347,10 +359,10 @@ def values_schema() -> Schema:
             httpFrom=items("who may talk to the router's HTTP port; none = anybody", as_in("NetworkPolicyPeer")),
         ),
         redis=record(
-            "a small Redis of its own; no service uses it yet",
+            "a small Redis of its own, for registry.kind=redis",
             enabled=flag("start one"),
             image=image("official image"),
-            passwordSecret=secret_key("password; none = whoever the network policy lets in"),
+            passwordSecret=secret_key("password, of letters and digits; none = whoever the network policy lets in"),
             maxMemory=text("as Redis writes it", "^[0-9]+(kb|mb|gb)$"),
             resources=resources(),
         ),

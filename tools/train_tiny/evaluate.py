@@ -12,7 +12,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ from tools.train_tiny.tokenizer import END_OF_TEXT
 WINDOW, STRIDE = 4096, 2048  # every scored token but a book's first 2,048 sees at least 2,048 tokens before it
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 SAMPLES = (
-    "Continue the story: The old man opened the door and looked out into the snow. Far away, at the edge of the forest,"
-    " he saw a small light moving among the trees.",
+    "Continue the story: The old man opened the door and looked out into the snow. Far away he saw a small light moving.",
     "Tell me a story about a dragon.",
     'Continue this text: "Where have you been all day?" asked the boy. The cat sat down upon the wall and',
     "A baker makes 24 cakes in the morning and 18 in the afternoon. She sells 30 of them. How many cakes are left?",
@@ -176,20 +175,24 @@ def main() -> None:
     speaker = Speaker(args.model, "cuda" if torch.cuda.is_available() else "cpu", args.batch)
     dialogs = list(read_dialogs(args.corpus))
     tools = known_tools([d for d in dialogs if not d.held_out])
+    books = [b for b in read_books(args.corpus) if b.held_out]
+    orders = [d for d in dialogs if d.held_out and d.topic == "coffee"]
+    problems = [d for d in dialogs if d.held_out and d.topic == "arithmetic"]
+    n = args.count
+    parts: dict[str, Callable[[], Any]] = {
+        "samples": lambda: samples(speaker, tools),
+        "orders_first_ten": lambda: tool_calls(speaker, orders[:10], tools, first_only=True),
+        "orders_first_call": lambda: tool_calls(speaker, orders[:n], tools, first_only=True),
+        "stories": lambda: story_health(speaker, books, n),
+        "arithmetic": lambda: right_answers(speaker, problems, n),
+        "bits_per_byte": lambda: bits_per_byte(speaker, books),
+        "orders_every_call": lambda: tool_calls(speaker, orders[: n // 3], tools, first_only=False),
+    }
     result: dict[str, Any] = {}
-    if not args.samples_only:
-        books = [b for b in read_books(args.corpus) if b.held_out]
-        orders = [d for d in dialogs if d.held_out and d.topic == "coffee"]
-        problems = [d for d in dialogs if d.held_out and d.topic == "arithmetic"]
-        result["orders_first_ten"] = tool_calls(speaker, orders[:10], tools, first_only=True)
-        result["orders_first_call"] = tool_calls(speaker, orders[: args.count], tools, first_only=True)
-        result["orders_every_call"] = tool_calls(speaker, orders[: args.count // 3], tools, first_only=False)
-        result |= right_answers(speaker, problems, args.count)
-        result["stories"] = story_health(speaker, books, args.count)
-        result["bits_per_byte"] = bits_per_byte(speaker, books)
-    result["samples"] = samples(speaker, tools)
-    args.out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    print(args.out.read_text())
+    for name in ("samples",) if args.samples_only else parts:
+        result[name] = parts[name]()
+        print(f"{name}: {json.dumps(result[name], indent=1, ensure_ascii=False)}", flush=True)
+        args.out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  (the backend must be chosen first)
+from matplotlib import pyplot as plt
 
 CURVES = {
     "train_loss": ("training mix (with dropout)", "0.7", 1.0),

@@ -89,7 +89,7 @@ class Encoder:
             fit = next((k for k, (_, free) in enumerate(opened) if free >= len(chat.ids)), None)
             if fit is None:
                 rows.append([])
-                opened = opened[-31:] + [(len(rows) - 1, size)]
+                opened = [*opened[-31:], (len(rows) - 1, size)]
                 fit = len(opened) - 1
             row, free = opened[fit]
             rows[row].append(chat)

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
-from tools.train_tiny import packed, schedule
+from tools.train_tiny import packed, recurrence, schedule
 from tools.train_tiny.mixture import Amounts, Mixture
 from tools.train_tiny.model import make_config, save_model
 from tools.train_tiny.rows import Rows
@@ -65,7 +65,7 @@ def endless_batches(mixture: Mixture, rows_per_batch: int, device: str) -> Itera
 
 def loss_of(model: Qwen3_5ForCausalLM, packing: packed.Packing, batch: Batch, device: str) -> Tensor:
     """Mean nats over the learned targets of a batch."""
-    packing.set_rows(batch.position)
+    packing.position = batch.position
     mask = {"full_attention": packing.attention_mask(), "linear_attention": None}
     with torch.autocast(device, torch.bfloat16):
         hidden = model.model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.position, use_cache=False)[0]
@@ -110,8 +110,8 @@ def train(args: argparse.Namespace) -> None:
 
     model = Qwen3_5ForCausalLM(make_config(tokenizer)).to(device)
     schedule.prepare(model, args.dropout)
-    packing = packed.Packing()
-    rule_name, rule = packed.pick_rule(device)
+    packing = packed.Packing(torch.zeros(0))
+    rule_name, rule = recurrence.pick(device)
     packed.install(packing, rule, compile_convolution=args.compile)
     if args.compile:
         compile_parts(model)

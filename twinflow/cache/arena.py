@@ -4,7 +4,8 @@
 hands out strided views to the kernels. The arena is one plain allocation, never moved or shrunk while the process lives.
 
     0        block_bytes                                     total - slot_bytes    total
-    | block 0 | block 1 | ... → blocks        slots ← ... | slot 1 | slot 0 |
+    | block 0 | block 1 | ... → blocks  ¦     slots ← ... | slot 1 | slot 0 |
+                                        ¦ moves (`boundary.py`)
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,11 @@ TORCH_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ArenaGeometry:
-    """Where blocks and slots lie. Addresses do not depend on where the boundary between both sides is."""
+    """Where blocks and slots lie. Addresses do not depend on where the boundary between both sides is.
+
+    `blocks` and `slots` are the most that either side can ever have. Both at once need not fit: what is left of one side
+    while the other has its most is its floor, which it keeps whatever happens.
+    """
 
     total_bytes: int
     block_bytes: int
@@ -34,25 +39,44 @@ class ArenaGeometry:
     slots: int
 
     def __post_init__(self) -> None:
-        if self.blocks * self.block_bytes + self.slots * self.slot_bytes > self.total_bytes:
-            raise ValueError(
-                f"{self.blocks} blocks of {self.block_bytes} B and {self.slots} slots of {self.slot_bytes} B "
-                f"do not fit into {self.total_bytes} B"
-            )
+        for what, count, size in (("blocks", self.blocks, self.block_bytes), ("slots", self.slots, self.slot_bytes)):
+            if count * size > self.total_bytes:
+                raise ValueError(f"{count} {what} of {size} B do not fit into {self.total_bytes} B")
 
     @classmethod
-    def split(cls, layout: CacheLayout, budget_bytes: int, slots: int) -> "ArenaGeometry":
-        """`slots` state slots, the rest of `budget_bytes` in attention blocks (at least one). Raises ValueError with the
-        bytes needed when the budget is too small."""
+    def split(
+        cls, layout: CacheLayout, budget_bytes: int, slots: int, *, block_floor: int | None = None
+    ) -> "ArenaGeometry":
+        """At least `slots` state slots, and at least `block_floor` attention blocks (by default half of what is left beside
+        those slots, at least one); what is between both floors goes to whoever needs it. Raises ValueError with the bytes
+        needed when the budget is too small."""
         total = budget_bytes // ALIGN_BYTES * ALIGN_BYTES
-        need = slots * layout.slot_bytes + layout.block_bytes
+        need = slots * layout.slot_bytes + (block_floor or 1) * layout.block_bytes
         if total < need:
             raise ValueError(
-                f"cache budget of {budget_bytes} B is too small: {slots} slots of {layout.slot_bytes} B and one block of "
-                f"{layout.block_bytes} B need {need} B; raise cache bytes or lower the number of slots"
+                f"cache budget of {budget_bytes} B is too small: {slots} slots of {layout.slot_bytes} B and "
+                f"{block_floor or 1} blocks of {layout.block_bytes} B need {need} B; raise cache bytes or lower the "
+                f"number of slots"
             )
         blocks = (total - slots * layout.slot_bytes) // layout.block_bytes
-        return cls(total, layout.block_bytes, layout.slot_bytes, blocks, slots)
+        floor = max(1, blocks // 2) if block_floor is None else block_floor
+        return cls(
+            total, layout.block_bytes, layout.slot_bytes, blocks, (total - floor * layout.block_bytes) // layout.slot_bytes
+        )
+
+    @property
+    def slot_floor(self) -> int:
+        """Slots that there always are: those that fit beside the most blocks."""
+        return min(self.slots, (self.total_bytes - self.blocks * self.block_bytes) // self.slot_bytes)
+
+    @property
+    def block_floor(self) -> int:
+        """Blocks that there always are: those that fit beside the most slots."""
+        return self.blocks_beside(self.slots)
+
+    def blocks_beside(self, slots: int) -> int:
+        """Blocks that fit while the other side has `slots` slots."""
+        return min(self.blocks, (self.total_bytes - slots * self.slot_bytes) // self.block_bytes)
 
     def block_offset(self, block: int) -> int:
         """Bytes from the arena's base. Raises ValueError for a block that does not exist."""

@@ -8,7 +8,7 @@ The pool knows neither tokens nor the tree: a listener is told when a unit becom
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Generic, TypeVar
 
@@ -22,6 +22,7 @@ class UnitState(IntEnum):
     CACHED = 1  # published, no reference
     HELD = 2  # referenced, or released while a launched step may still touch it
     DOOMED = 3  # released, never published, and I/O may still write to it
+    AWAY = 4  # beyond the boundary: its bytes belong to the other pool
 
 
 class StepClock:
@@ -33,27 +34,32 @@ class StepClock:
 
 
 class Pool(Generic[U]):
-    """`unit` makes an id of this pool from an index (a NewType), so that ids of two pools cannot be mixed."""
+    """`unit` makes an id of this pool from an index (a NewType), so that ids of two pools cannot be mixed.
 
-    def __init__(self, name: str, total: int, unit: Callable[[int], U], steps: StepClock) -> None:
+    Of at most `size` units the first `total` are there; the boundary of the arena moves that number.
+    """
+
+    def __init__(self, name: str, size: int, unit: Callable[[int], U], steps: StepClock, total: int | None = None) -> None:
         self.name = name
-        self.total = total
-        self.state = [UnitState.FREE] * total
-        self.refs = [0] * total
-        self.pins = [0] * total
-        self.published = [False] * total
-        self.used = [0] * total  # tick of the last use, for eviction
-        self.reclaimable = [False] * total  # cached and without I/O: may be evicted
+        self.size = size
+        self.total = size if total is None else total
+        self.state = [UnitState.FREE] * self.total + [UnitState.AWAY] * (size - self.total)
+        self.refs = [0] * size
+        self.pins = [0] * size
+        self.published = [False] * size
+        self.used = [0] * size  # tick of the last use, for eviction
+        self.reclaimable = [False] * size  # cached and without I/O: may be evicted
         self.reclaimable_count = 0
         self.listener: Callable[[U, bool], None] | None = None
         self._steps = steps
-        self.units = [unit(i) for i in range(total)]
-        self._free = list(self.units)  # a heap: lowest index first
-        self._count = [total, 0, 0, 0]  # by UnitState
+        self.units = [unit(i) for i in range(size)]
+        self._free = self.units[: self.total]  # a heap: lowest index first; may list units that are no longer free
+        self._listed = [True] * self.total + [False] * (size - self.total)  # in `_free`
+        self._count = [self.total, 0, 0, 0, size - self.total]  # by UnitState
         self._pinned = 0
-        self._retired = [0] * total  # step that must be done before the unit changes owner
+        self._retired = [0] * size  # step that must be done before the unit changes owner
         self._retiring: deque[tuple[int, U]] = deque()  # ascending steps
-        self._fence = [0] * total  # step that must be done before anything off the compute stream may write here
+        self._fence = [0] * size  # step that must be done before anything off the compute stream may write here
         self._fenced: set[U] = set()
 
     @property
@@ -61,11 +67,12 @@ class Pool(Generic[U]):
         return self._count[UnitState.FREE]
 
     def counts(self) -> PoolCounts:
-        free, cached, held, doomed = self._count
+        free, cached, held, doomed, _ = self._count
         return PoolCounts(self.total, free, cached, held, doomed, self._pinned)
 
-    def free_units(self) -> list[U]:
-        return sorted(self._free)
+    def listed_units(self) -> set[U]:
+        """Units that `take` can come across. Every free one is among them."""
+        return set(self._free)
 
     def exclusive(self, u: U, *, references: int = 1) -> bool:
         """Whether the one holder of `u` may write into it, move it or take it over: one reference (a lease is one), no
@@ -86,9 +93,11 @@ class Pool(Generic[U]):
         skipped: list[U] = []
         while len(taken) < count:
             u = heapq.heappop(self._free)
-            (skipped if off_stream and self._fence[u] > self._steps.done else taken).append(u)
+            self._listed[u] = False
+            if self.state[u] is UnitState.FREE:
+                (skipped if off_stream and self.is_fenced(u) else taken).append(u)
         for u in skipped:
-            heapq.heappush(self._free, u)
+            self._list(u)
         for u in taken:
             self.refs[u] = 1
             self._settle(u)
@@ -137,6 +146,32 @@ class Pool(Generic[U]):
         self._fence[u] = self._steps.launched + 1
         self._fenced.add(u)
 
+    def is_fenced(self, u: U) -> bool:
+        """Whether a copy that is still queued reads or writes `u`."""
+        return self._fence[u] > self._steps.done
+
+    def fence_over(self, units: Sequence[U]) -> int:
+        """The step behind which no queued copy touches any of these."""
+        return max((self._fence[u] for u in units), default=0)
+
+    def extend(self, total: int, fence: int) -> None:
+        """Units up to `total` are there from now on, free; their bytes are fenced until step `fence` is done."""
+        for u in self.units[self.total : total]:
+            self._fence[u] = fence
+            if fence > self._steps.done:
+                self._fenced.add(u)
+        added, self.total = self.units[self.total : total], total
+        for u in added:
+            self._settle(u)
+
+    def shrink(self, total: int) -> None:
+        """Units from `total` on, all of them free, are gone."""
+        gone, self.total = self.units[total : self.total], total
+        for u in gone:
+            assert self.state[u] is UnitState.FREE, f"{self.name} {u} is {self.state[u].name}"
+            self._fenced.discard(u)
+            self._settle(u)
+
     def end_step(self) -> None:
         """The clock's `done` has moved: units retired up to it change state."""
         while self._retiring and self._retiring[0][0] <= self._steps.done:
@@ -146,6 +181,8 @@ class Pool(Generic[U]):
 
     def expected_state(self, u: U) -> UnitState:
         """The state that follows from the unit's facts."""
+        if u >= self.total:
+            return UnitState.AWAY
         if self.refs[u]:
             return UnitState.HELD
         if self.pins[u] and not self.published[u]:
@@ -153,6 +190,11 @@ class Pool(Generic[U]):
         if self._retired[u] > self._steps.done:
             return UnitState.HELD
         return UnitState.CACHED if self.published[u] else UnitState.FREE
+
+    def _list(self, u: U) -> None:
+        if not self._listed[u]:
+            self._listed[u] = True
+            heapq.heappush(self._free, u)
 
     def _fenced_in(self, state: UnitState) -> int:
         return sum(self.state[u] is state for u in self._fenced)
@@ -164,7 +206,7 @@ class Pool(Generic[U]):
             self._count[before] -= 1
             self._count[after] += 1
             if after is UnitState.FREE:
-                heapq.heappush(self._free, u)
+                self._list(u)
         reclaimable = self.published[u] and self.exclusive(u, references=0)
         if reclaimable != self.reclaimable[u]:
             self.reclaimable[u] = reclaimable

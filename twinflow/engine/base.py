@@ -20,7 +20,7 @@ from twinflow.contracts.groups import GroupSpec
 from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import GenerateRequest, RequestStats, Sample
 from twinflow.contracts.tags import StateTag
-from twinflow.contracts.workers import Load, Role
+from twinflow.contracts.workers import Load
 from twinflow.transfer.base import PeerArena, PeerKey
 
 
@@ -332,30 +332,6 @@ class Ready:
     vocab_size: int = 0
     eos_token_ids: tuple[int, ...] = ()
     groups: tuple[GroupSpec, ...] = ()  # of the cache
-    arena: PeerArena | None = None  # worker_id and incarnation as given in EngineConfig
+    arena: PeerArena | None = None  # worker_id and incarnation as given in `config.EngineConfig`
     weights_bytes: int = 0
     arena_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Settings of the engine process. Bytes, tokens and seconds as the names say."""
-
-    model: str  # folder or hub id
-    worker_id: str
-    incarnation: str
-    role: Role
-    dtype: str = "auto"
-    state_dtype: str = "float32"
-    device: str = "cpu"
-    cache_bytes: int = 256 << 20
-    max_running: int = 16  # requests with a slot of their own
-    checkpoint_slots: int = 16  # further slots, for checkpoints
-    block_tokens: int = 64
-    step_tokens: int = 2048  # token budget of one mixed step
-    chunk_tokens: int = 512  # largest prefill chunk of one sequence in a step
-    reserve_wait_s: float = 30.0  # how long a request may wait for memory
-    transport: str = "nixl"  # "nixl" | "loopback" | "none"
-    verify: str = "none"  # "none" | "checksum"
-    threads: int = 1  # torch intra-op threads on CPU
-    seed: int = 0

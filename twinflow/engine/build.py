@@ -12,7 +12,8 @@ from twinflow.contracts.errors import ModelError
 from twinflow.contracts.hashing import pack_tokens, root_hash
 from twinflow.contracts.requests import GenerateRequest, SamplingParams
 from twinflow.contracts.workers import Role
-from twinflow.engine.base import EngineConfig, Flush, Mode, Ready, Submit
+from twinflow.engine.base import Flush, Mode, Ready, Submit
+from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine
 from twinflow.models.base import HybridModel
 from twinflow.models.loader import load_model

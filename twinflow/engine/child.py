@@ -9,8 +9,9 @@ from multiprocessing.connection import Connection
 
 from twinflow.cache.arena import Arena
 from twinflow.contracts.errors import TwinflowError
-from twinflow.engine.base import EngineConfig, Ready, Report, Shutdown
+from twinflow.engine.base import Ready, Report, Shutdown
 from twinflow.engine.build import build_engine
+from twinflow.engine.config import EngineConfig
 from twinflow.engine.loop import Inbox, run_loop
 from twinflow.transfer.base import Transport
 from twinflow.transfer.nixl import NixlTransport

@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from twinflow.engine.base import Command, EngineConfig, Ready, Report
+from twinflow.engine.base import Command, Ready, Report
+from twinflow.engine.config import EngineConfig
 
 
 class EngineClient(Protocol):

@@ -25,7 +25,8 @@ from twinflow.contracts.hashing import TokenChain, unpack_tokens
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load
 from twinflow.engine import base
-from twinflow.engine.base import Done, EngineConfig, Generated, Matched, Mode, Notice, Ready, Report
+from twinflow.engine.base import Done, Generated, Matched, Mode, Notice, Ready, Report
+from twinflow.engine.config import EngineConfig
 from twinflow.engine.control import answer
 from twinflow.engine.limits import check_request
 from twinflow.engine.offers import Offers

@@ -23,19 +23,9 @@ from grpc import aio
 
 from twinflow.contracts.errors import BadRequest, Draining, Internal, TwinflowError
 from twinflow.contracts.workers import Load, Role, WorkerRecord
-from twinflow.engine.base import (
-    Answer,
-    CacheSnapshot,
-    Cancel,
-    EngineConfig,
-    Flushed,
-    Inspected,
-    MatchFound,
-    Notice,
-    Ready,
-    Report,
-)
+from twinflow.engine.base import Answer, CacheSnapshot, Cancel, Flushed, Inspected, MatchFound, Notice, Ready, Report
 from twinflow.engine.client import EngineClient
+from twinflow.engine.config import EngineConfig
 from twinflow.engine.questions import Questions
 from twinflow.engine.routers import RouterStreams, Submissions
 from twinflow.node.handshake import Layout

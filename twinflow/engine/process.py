@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 
 from twinflow.contracts.errors import Internal, ModelError
-from twinflow.engine.base import Command, EngineConfig, Ready, Report, Shutdown
+from twinflow.engine.base import Command, Ready, Report, Shutdown
+from twinflow.engine.config import EngineConfig
 
 log = logging.getLogger(__name__)
 

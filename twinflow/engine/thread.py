@@ -5,8 +5,9 @@ import threading
 from collections.abc import AsyncIterator
 
 from twinflow.contracts.errors import ModelError, TwinflowError
-from twinflow.engine.base import Command, EngineConfig, Ready, Report, Shutdown
+from twinflow.engine.base import Command, Ready, Report, Shutdown
 from twinflow.engine.build import TransportFactory, build_engine
+from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine
 from twinflow.engine.loop import Inbox, run_loop
 

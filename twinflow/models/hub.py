@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from twinflow.contracts.errors import ModelError
@@ -30,3 +30,19 @@ def resolve_folder(path_or_id: str) -> Path:
         raise ModelError(
             f"{path_or_id} is neither a folder here nor could it be fetched from the hub: {error}"
         ) from error
+
+
+def resolve_config(path_or_id: str) -> Path:
+    """The config.json of a model, and nothing else of it: the file itself, that of an existing folder, otherwise that of a
+    hub id. Raises ModelError when there is none."""
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+    if path.is_file():
+        return path
+    if path.name == "config.json" or not HUB_ID.fullmatch(path_or_id):
+        raise ModelError(f"{path} does not exist (and is no hub id of the form owner/name)")
+    try:
+        return Path(hf_hub_download(path_or_id, "config.json"))
+    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        raise ModelError(f"{path_or_id} is neither here nor could its config.json be fetched: {error}") from error

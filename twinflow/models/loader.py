@@ -39,8 +39,8 @@ def load_model(
     """
     checkpoint = Checkpoint.open(resolve_folder(path_or_id))
     config = checkpoint.config
-    family = _family(config)
-    options = _options(config, dtype, state_dtype, block_tokens, checkpoint.main_dtype)
+    family = family_of(config, supported_families())
+    options = layout_options(config, dtype, state_dtype, block_tokens, checkpoint.main_dtype)
     layout = family.layout(config, options, _model_id(family, config, checkpoint))
     weights = CheckpointWeights(checkpoint, TORCH_DTYPES[options.dtype], device)
     eos = eos_token_ids(config, checkpoint.generation_config)
@@ -60,8 +60,8 @@ def describe_layout(
 
     Raises ModelError or Unsupported as `load_model` does.
     """
-    options = _options(config, dtype, state_dtype, block_tokens, None)
-    return _family(config).layout(config, options, model_id)
+    options = layout_options(config, dtype, state_dtype, block_tokens, None)
+    return family_of(config, supported_families()).layout(config, options, model_id)
 
 
 def random_model(
@@ -74,8 +74,8 @@ def random_model(
     seed: int = 0,
 ) -> HybridModel:
     """A model of this config with seeded random weights: for measuring without a checkpoint. Its text is noise."""
-    family = _family(config)
-    options = _options(config, dtype, state_dtype, block_tokens, None)
+    family = family_of(config, supported_families())
+    options = layout_options(config, dtype, state_dtype, block_tokens, None)
     facts = json.dumps(family.facts(config), sort_keys=True)
     model_id = hashlib.blake2b(f"random {seed} {facts}".encode(), digest_size=16).hexdigest()
     layout = family.layout(config, options, model_id)
@@ -84,8 +84,8 @@ def random_model(
         return family.build(config, weights, layout, eos_token_ids(config, {}), select_kernels(device), device)
 
 
-def _family(config: dict[str, Any]) -> Family:
-    families = supported_families()
+def family_of(config: dict[str, Any], families: dict[str, Family]) -> Family:
+    """The one of `families` that `architectures` names. Raises ModelError listing them."""
     names = config.get("architectures") or []
     for name in names:
         if name in families:
@@ -94,9 +94,10 @@ def _family(config: dict[str, Any]) -> Family:
     raise ModelError(f"architecture {asked} is not supported; supported: {', '.join(sorted(families))}")
 
 
-def _options(
+def layout_options(
     config: dict[str, Any], dtype: str, state_dtype: str, block_tokens: int, stored: str | None
 ) -> LayoutOptions:
+    """`stored`: the dtype of the weights on disk, where known. Raises ModelError or Unsupported."""
     if state_dtype not in DTYPE_BYTES:
         raise Unsupported(f"state_dtype {state_dtype!r} is not supported (only {', '.join(DTYPE_BYTES)})")
     if block_tokens < 1:

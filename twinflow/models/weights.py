@@ -77,3 +77,32 @@ class RandomWeights:
 
     def finish(self, ignored: tuple[str, ...] = ()) -> None:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """A tensor that a model takes. `dtype` None: whichever the model runs in."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+
+
+@dataclass(slots=True)
+class ShapeWeights:
+    """Tensors without bytes (on torch's meta device) and a record of what was asked for: a model's size from its family's
+    own weight mapping, without a checkpoint."""
+
+    dtype: torch.dtype
+    taken: list[TensorShape] = field(default_factory=list)
+
+    def has(self, name: str) -> bool:
+        """No: what a checkpoint may hold beside what its config says is not known."""
+        return False
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        self.taken.append(TensorShape(name, shape, dtype))
+        return torch.empty(shape, dtype=dtype or self.dtype, device="meta")
+
+    def finish(self, ignored: tuple[str, ...] = ()) -> None:
+        return None

@@ -1,5 +1,7 @@
 """Errors of unary calls: the code is gRPC's, the reason of our own tree travels in the trailing metadata."""
 
+from typing import Any
+
 import grpc
 
 from twinflow.contracts.errors import (
@@ -37,9 +39,10 @@ def error_of(failure: grpc.RpcError, peer: str) -> TwinflowError:
     if not isinstance(failure, grpc.aio.AioRpcError | grpc.Call):
         return Internal(f"{peer}: {failure}")
     code, details = failure.code(), failure.details() or ""
-    reason = dict(failure.trailing_metadata() or ()).get(REASON_KEY)  # type: ignore[arg-type]  # pairs
-    if reason:
-        return from_reason(str(reason), details)
+    trailing: Any = failure.trailing_metadata() or ()  # pairs
+    for key, value in trailing:
+        if key == REASON_KEY:
+            return from_reason(value, details)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         details = f"it does not have this call, it is another release ({details})"
     return _BY_CODE.get(code, Internal)(f"{peer}: {code.name}: {details}")

@@ -3,7 +3,7 @@
 Multi-token-prediction heads are left out.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ import torch
 from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
 from twinflow.kernels.base import KernelSet
 from twinflow.models.families.base import LayoutOptions
-from twinflow.models.families.nemotron_h_config import ATTENTION, MAMBA, NemotronHConfig
+from twinflow.models.families.experts import Experts, SizedExperts
+from twinflow.models.families.nemotron_h_config import ATTENTION, EXPERTS, MAMBA, NemotronHConfig
 from twinflow.models.layers.attention import Attention
 from twinflow.models.layers.decoder import Decoder, ResidualBlock
 from twinflow.models.layers.mamba2 import Mamba2
@@ -25,14 +26,18 @@ IGNORED = ("mtp.",)
 HEAD = "lm_head.weight"
 
 
+@dataclass(frozen=True, slots=True)
 class NemotronHFamily:
-    """`NemotronHForCausalLM`."""
+    """`NemotronHForCausalLM`. `experts`: layers may be mixtures of experts, so what is built can be sized but not run."""
+
+    experts: bool = False
 
     def facts(self, config: dict[str, Any]) -> dict[str, Any]:
-        return asdict(NemotronHConfig.parse(config))
+        facts = asdict(NemotronHConfig.parse(config, experts=self.experts))
+        return {key: value for key, value in facts.items() if value is not None}
 
     def layout(self, config: dict[str, Any], options: LayoutOptions, model_id: str) -> CacheLayout:
-        c = NemotronHConfig.parse(config)
+        c = NemotronHConfig.parse(config, experts=self.experts)
         kv = (c.kv_heads, c.head_dim)
         attention = GroupSpec(
             name="attention",
@@ -61,7 +66,7 @@ class NemotronHFamily:
         kernels: KernelSet,
         device: str,
     ) -> Decoder:
-        c = NemotronHConfig.parse(config)
+        c = NemotronHConfig.parse(config, experts=self.experts)
         prefix = next((p for p in PREFIXES if weights.has(f"{p}embeddings.weight")), PREFIXES[0])
         embedding = weights.take(f"{prefix}embeddings.weight", c.vocab_size, c.hidden)
         # A stored head counts even where the config says tied: `transformers` keeps both apart in this family.
@@ -90,6 +95,8 @@ def _layer(weights: Weights, prefix: str, c: NemotronHConfig, layer: int, kernel
         mixer = _mamba(weights, f"{prefix}.mixer", c, c.state_layers.index(layer), kernels)
     elif kind == ATTENTION:
         mixer = _attention(weights, f"{prefix}.mixer", c, c.attention_layers.index(layer), kernels)
+    elif kind == EXPERTS and c.experts:
+        mixer = _sized_experts(weights, f"{prefix}.mixer", c, c.experts)
     else:
         mixer = SquaredReluMlp(
             up=weights.take(f"{prefix}.mixer.up_proj.weight", c.intermediate, c.hidden),
@@ -132,4 +139,26 @@ def _mamba(weights: Weights, prefix: str, c: NemotronHConfig, index: int, kernel
         skip=weights.take(f"{prefix}.D", c.mamba_heads, dtype=torch.float32),
         norm=weights.take(f"{prefix}.norm.weight", c.mamba_width),
         out=weights.take(f"{prefix}.out_proj.weight", c.hidden, c.mamba_width),
+    )
+
+
+def _sized_experts(weights: Weights, prefix: str, c: NemotronHConfig, e: Experts) -> SizedExperts:
+    """Experts by fused names; checkpoints store each expert by itself, in the same bytes."""
+    width, latent = e.latent or c.hidden, ()
+    if e.latent:
+        latent = (
+            weights.take(f"{prefix}.fc1_latent_proj.weight", e.latent, c.hidden),
+            weights.take(f"{prefix}.fc2_latent_proj.weight", c.hidden, e.latent),
+        )
+    return SizedExperts(
+        weights=(
+            weights.take(f"{prefix}.gate.weight", e.count, c.hidden),
+            weights.take(f"{prefix}.gate.e_score_correction_bias", e.count, dtype=torch.float32),
+            weights.take(f"{prefix}.experts.up_proj.weight", e.count, e.intermediate, width),
+            weights.take(f"{prefix}.experts.down_proj.weight", e.count, width, e.intermediate),
+            weights.take(f"{prefix}.shared_experts.up_proj.weight", e.shared_intermediate, c.hidden),
+            weights.take(f"{prefix}.shared_experts.down_proj.weight", c.hidden, e.shared_intermediate),
+            *latent,
+        ),
+        live=e.active * 2 * (e.intermediate + width) + 2 * (e.shared_intermediate + c.hidden) + e.count,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from twinflow.contracts.errors import ModelError, Unsupported
 from twinflow.models.config import ConfigReader, refuse_quantised
+from twinflow.models.families.experts import Experts
 
 MAMBA, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}
@@ -25,7 +26,9 @@ OLDER_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class NemotronHConfig:
-    """Dims as `layers/` names them: H, P, G, N = mamba_heads, mamba_head_dim, groups, state_dim; W = conv_width."""
+    """Dims as `layers/` names them: H, P, G, N = mamba_heads, mamba_head_dim, groups, state_dim; W = conv_width.
+
+    `intermediate` is of the dense MLP layers; `experts` None = all of them are."""
 
     vocab_size: int
     hidden: int
@@ -43,6 +46,7 @@ class NemotronHConfig:
     eps: float
     tied: bool
     max_tokens: int
+    experts: Experts | None = None
 
     @property
     def mamba_width(self) -> int:
@@ -61,8 +65,9 @@ class NemotronHConfig:
         return tuple(i for i, t in enumerate(self.layer_types) if t == MAMBA)
 
     @classmethod
-    def parse(cls, config: dict[str, Any]) -> "NemotronHConfig":
-        """Reads a config.json.
+    def parse(cls, config: dict[str, Any], *, experts: bool = False) -> "NemotronHConfig":
+        """Reads a config.json. Layers that are mixtures of experts are refused unless `experts` says that they are only
+        to be sized.
 
         Raises ModelError for missing or contradictory keys, Unsupported (by name) for features that are not built.
         """
@@ -71,7 +76,7 @@ class NemotronHConfig:
         renamed = {new: config[old] for old, new in OLDER_KEYS.items() if config.get(old) is not None}
         read = ConfigReader(config | renamed, name)
         _refuse_features(read)
-        layer_types = _layer_types(read)
+        layer_types = _layer_types(read, experts)
         parsed = cls(
             vocab_size=read.integer("vocab_size"),
             hidden=read.integer("hidden_size"),
@@ -90,6 +95,7 @@ class NemotronHConfig:
             eps=read.number("layer_norm_epsilon", 1e-5),
             tied=bool(config.get("tie_word_embeddings", False)),
             max_tokens=read.integer("max_position_embeddings"),
+            experts=_experts(read, layer_types),
         )
         _check_heads(parsed, name)
         return parsed
@@ -122,19 +128,34 @@ def _refuse_step_limits(read: ConfigReader) -> None:
         )
 
 
-def _layer_types(read: ConfigReader) -> tuple[str, ...]:
-    """One of MAMBA, ATTENTION, MLP per layer, from whichever spelling the config has; where it has both, they agree."""
+def _experts(read: ConfigReader, layer_types: tuple[str, ...]) -> Experts | None:
+    layers = tuple(i for i, kind in enumerate(layer_types) if kind == EXPERTS)
+    if not layers:
+        return None
+    return Experts(
+        layers=layers,
+        count=read.integer("n_routed_experts"),
+        active=read.integer("num_experts_per_tok"),
+        intermediate=read.integer("moe_intermediate_size"),
+        shared_intermediate=read.integer("moe_shared_expert_intermediate_size"),
+        latent=read.integer("moe_latent_size") if read.values.get("moe_latent_size") else None,
+    )
+
+
+def _layer_types(read: ConfigReader, experts: bool) -> tuple[str, ...]:
+    """One of MAMBA, ATTENTION, MLP and, where allowed, EXPERTS per layer, from whichever spelling the config has; where it
+    has both, they agree."""
     key, types = _spelled_layers(read)
     layers = read.integer("num_hidden_layers", len(types))
     if len(types) != layers:
         raise ModelError(f"{read.name}: {key} has {len(types)} entries for num_hidden_layers={layers}")
     for i, kind in enumerate(types):
-        if kind == EXPERTS:
+        if kind == EXPERTS and not experts:
             raise Unsupported(
                 f"{read.name}: layer {i} is a mixture of experts, which is not supported; only dense models are",
                 param=key,
             )
-        if kind not in (MAMBA, ATTENTION, MLP):
+        if kind not in (MAMBA, ATTENTION, MLP, EXPERTS):
             raise Unsupported(f"{read.name}: layer {i} is of type {kind!r}, which is not supported", param=key)
     for kind, letter in ((MAMBA, "M"), (ATTENTION, "*")):
         if kind not in types:

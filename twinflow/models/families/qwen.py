@@ -14,7 +14,7 @@ from twinflow.kernels.base import KernelSet
 from twinflow.kernels.rotary.frequencies import inverse_frequencies
 from twinflow.models.families.base import LayoutOptions
 from twinflow.models.families.qwen_config import FULL, QwenConfig
-from twinflow.models.families.qwen_weights import attention_rows
+from twinflow.models.families.qwen_weights import attention_rows, sized_experts
 from twinflow.models.layers.attention import Attention
 from twinflow.models.layers.decoder import Decoder, ResidualBlock
 from twinflow.models.layers.gated_delta import GatedDelta
@@ -31,15 +31,18 @@ DeltaRows = Callable[[Weights, str, QwenConfig], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class QwenFamily:
-    """`delta_rows` reads the checkpoint's layout of Gated DeltaNet's input projection."""
+    """`delta_rows` reads the checkpoint's layout of Gated DeltaNet's input projection. `experts`: layers may be mixtures
+    of experts, so what is built can be sized but not run."""
 
     delta_rows: DeltaRows
+    experts: bool = False
 
     def facts(self, config: dict[str, Any]) -> dict[str, Any]:
-        return asdict(QwenConfig.parse(config))
+        facts = asdict(QwenConfig.parse(config, experts=self.experts))
+        return {key: value for key, value in facts.items() if value is not None}
 
     def layout(self, config: dict[str, Any], options: LayoutOptions, model_id: str) -> CacheLayout:
-        c = QwenConfig.parse(config)
+        c = QwenConfig.parse(config, experts=self.experts)
         kv = (c.kv_heads, c.head_dim)
         attention = GroupSpec(
             name="attention",
@@ -68,7 +71,7 @@ class QwenFamily:
         kernels: KernelSet,
         device: str,
     ) -> Decoder:
-        c = QwenConfig.parse(config)
+        c = QwenConfig.parse(config, experts=self.experts)
         prefix = next((p for p in PREFIXES if weights.has(f"{p}embed_tokens.weight")), PREFIXES[0])
         embedding = weights.take(f"{prefix}embed_tokens.weight", c.vocab_size, c.hidden)
         head = embedding if c.tied else weights.take("lm_head.weight", c.vocab_size, c.hidden)
@@ -100,16 +103,22 @@ def _layer(
         mixer = _attention(weights, f"{prefix}.self_attn", c, c.attention_layers.index(layer), kernels)
     else:
         mixer = _gated_delta(weights, f"{prefix}.linear_attn", c, c.state_layers.index(layer), kernels, delta_rows)
-    gate = weights.take(f"{prefix}.mlp.gate_proj.weight", c.intermediate, c.hidden)
-    up = weights.take(f"{prefix}.mlp.up_proj.weight", c.intermediate, c.hidden)
-    down = weights.take(f"{prefix}.mlp.down_proj.weight", c.hidden, c.intermediate)
+    mlp: Mixer
+    if c.experts and layer in c.experts.layers:
+        mlp = sized_experts(weights, f"{prefix}.mlp", c, c.experts)
+    else:
+        mlp = _mlp(weights, f"{prefix}.mlp", c, kernels)
     return [
         ResidualBlock(_norm(weights, f"{prefix}.input_layernorm.weight", c.hidden, c, kernels), mixer),
-        ResidualBlock(
-            _norm(weights, f"{prefix}.post_attention_layernorm.weight", c.hidden, c, kernels),
-            SwiGluMlp(kernels, torch.cat([gate, up]), down),
-        ),
+        ResidualBlock(_norm(weights, f"{prefix}.post_attention_layernorm.weight", c.hidden, c, kernels), mlp),
     ]
+
+
+def _mlp(weights: Weights, prefix: str, c: QwenConfig, kernels: KernelSet) -> SwiGluMlp:
+    gate = weights.take(f"{prefix}.gate_proj.weight", c.intermediate, c.hidden)
+    up = weights.take(f"{prefix}.up_proj.weight", c.intermediate, c.hidden)
+    down = weights.take(f"{prefix}.down_proj.weight", c.hidden, c.intermediate)
+    return SwiGluMlp(kernels, torch.cat([gate, up]), down)
 
 
 def _norm(weights: Weights, name: str, size: int, c: QwenConfig, kernels: KernelSet) -> UnitOffsetNorm:

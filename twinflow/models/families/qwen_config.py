@@ -5,6 +5,7 @@ from typing import Any
 
 from twinflow.contracts.errors import ModelError, Unsupported
 from twinflow.models.config import ConfigReader, refuse_quantised
+from twinflow.models.families.experts import Experts
 
 LINEAR, FULL = "linear_attention", "full_attention"
 LEGACY_TYPES = {"mamba": LINEAR, "attention": FULL}
@@ -12,7 +13,9 @@ LEGACY_TYPES = {"mamba": LINEAR, "attention": FULL}
 
 @dataclass(frozen=True, slots=True)
 class QwenConfig:
-    """Dims as `layers/` names them: Hk, Hv = key_heads, value_heads; K, V = key_dim, value_dim; W = conv_width."""
+    """Dims as `layers/` names them: Hk, Hv = key_heads, value_heads; K, V = key_dim, value_dim; W = conv_width.
+
+    `intermediate` is of the dense layers; `experts` None = all layers are."""
 
     vocab_size: int
     hidden: int
@@ -31,6 +34,7 @@ class QwenConfig:
     eps: float
     tied: bool
     max_tokens: int
+    experts: Experts | None = None
 
     @property
     def conv_dim(self) -> int:
@@ -45,8 +49,9 @@ class QwenConfig:
         return tuple(i for i, t in enumerate(self.layer_types) if t == LINEAR)
 
     @classmethod
-    def parse(cls, config: dict[str, Any]) -> "QwenConfig":
-        """Reads a whole config.json (text models and the text part of vision-language ones).
+    def parse(cls, config: dict[str, Any], *, experts: bool = False) -> "QwenConfig":
+        """Reads a whole config.json (text models and the text part of vision-language ones). Layers that are mixtures of
+        experts are refused unless `experts` says that they are only to be sized.
 
         Raises ModelError for missing or contradictory keys, Unsupported (by name) for features that are not built.
         """
@@ -56,13 +61,20 @@ class QwenConfig:
         read = ConfigReader(text, name)
         _refuse_features(read)
         layers = read.integer("num_hidden_layers")
-        _refuse_experts(read, layers)
+        mixed = _experts(read, layers)
+        if mixed and not experts:
+            raise Unsupported(
+                f"{name}: layer {mixed.layers[0]} is a mixture of experts (num_experts={mixed.count}), "
+                "which is not supported; only dense models are",
+                param="num_experts",
+            )
         head_dim = read.integer("head_dim", 256)
         rotary_dim, theta = _rope(read, head_dim)
         parsed = cls(
             vocab_size=read.integer("vocab_size"),
             hidden=read.integer("hidden_size"),
-            intermediate=read.integer("intermediate_size"),
+            # A model of experts alone has no dense layer to give a width to.
+            intermediate=read.integer("intermediate_size", 1 if mixed and len(mixed.layers) == layers else None),
             layer_types=_layer_types(read, layers),
             heads=read.integer("num_attention_heads"),
             kv_heads=read.integer("num_key_value_heads"),
@@ -77,6 +89,7 @@ class QwenConfig:
             eps=read.number("rms_norm_eps", 1e-6),
             tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
             max_tokens=read.integer("max_position_embeddings"),
+            experts=mixed,
         )
         _check_heads(parsed, name)
         return parsed
@@ -92,19 +105,22 @@ def _refuse_features(read: ConfigReader) -> None:
     read.only("sliding_window")
 
 
-def _refuse_experts(read: ConfigReader, layers: int) -> None:
+def _experts(read: ConfigReader, layers: int) -> Experts | None:
     """A layer is a mixture of experts unless it is listed in mlp_only_layers or skipped by decoder_sparse_step."""
     if not read.values.get("num_experts"):
-        return
+        return None
     dense = set(read.values.get("mlp_only_layers") or [])
     every = read.integer("decoder_sparse_step", 1)
-    sparse = [i for i in range(layers) if i not in dense and (i + 1) % every == 0]
-    if sparse:
-        raise Unsupported(
-            f"{read.name}: layer {sparse[0]} is a mixture of experts (num_experts={read.values['num_experts']}), "
-            "which is not supported; only dense models are",
-            param="num_experts",
-        )
+    sparse = tuple(i for i in range(layers) if i not in dense and (i + 1) % every == 0)
+    if not sparse:
+        return None
+    return Experts(
+        layers=sparse,
+        count=read.integer("num_experts"),
+        active=read.integer("num_experts_per_tok", 1),
+        intermediate=read.integer("moe_intermediate_size", 1),
+        shared_intermediate=read.integer("shared_expert_intermediate_size", 1),
+    )
 
 
 def _rope(read: ConfigReader, head_dim: int) -> tuple[int, float]:

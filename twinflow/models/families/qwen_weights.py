@@ -5,6 +5,7 @@ Both checkpoint layouts of Gated DeltaNet's input projection end up as rows [q |
 
 import torch
 
+from twinflow.models.families.experts import Experts, SizedExperts
 from twinflow.models.families.qwen_config import QwenConfig
 from twinflow.models.weights import Weights
 
@@ -35,3 +36,20 @@ def attention_rows(weights: Weights, prefix: str, c: QwenConfig) -> torch.Tensor
     k = weights.take(f"{prefix}.k_proj.weight", kv_width, c.hidden)
     v = weights.take(f"{prefix}.v_proj.weight", kv_width, c.hidden)
     return torch.cat([q.reshape(width, c.hidden), gate.reshape(width, c.hidden), k, v])
+
+
+def sized_experts(weights: Weights, prefix: str, c: QwenConfig, e: Experts) -> SizedExperts:
+    """Fused names (`gate_up_proj`, `down_proj` over all experts); checkpoints that store each expert by itself hold the
+    same bytes."""
+    shared = ("gate", e.shared_intermediate, c.hidden), ("up", e.shared_intermediate, c.hidden)
+    return SizedExperts(
+        weights=(
+            weights.take(f"{prefix}.gate.weight", e.count, c.hidden),
+            weights.take(f"{prefix}.experts.gate_up_proj", e.count, 2 * e.intermediate, c.hidden),
+            weights.take(f"{prefix}.experts.down_proj", e.count, c.hidden, e.intermediate),
+            *(weights.take(f"{prefix}.shared_expert.{part}_proj.weight", *shape) for part, *shape in shared),
+            weights.take(f"{prefix}.shared_expert.down_proj.weight", c.hidden, e.shared_intermediate),
+            weights.take(f"{prefix}.shared_expert_gate.weight", 1, c.hidden),
+        ),
+        live=e.active * (3 * e.intermediate + 2 * c.hidden) + 3 * e.shared_intermediate + 2 * c.hidden + e.count,
+    )

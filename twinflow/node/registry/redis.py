@@ -9,8 +9,8 @@ five times per `ttl_s`, all entries; so what the stream loses arrives a moment l
 
 The loss of Redis changes nothing for known workers. While it is away a router's table stands still: a worker in it gets
 requests exactly while its session with this router is up (the session's own heartbeats, `silence_s`). When Redis is back,
-maybe empty, workers write themselves again within seconds, and for one more `ttl_s` nobody is removed. From then on an
-entry that is missing removes its worker only once its session is gone too.
+maybe empty, workers write themselves again within seconds (`Pauses.MAX_S`), and until that and one `ttl_s` have passed
+nobody is removed. From then on a missing entry removes its worker only once the worker's session is gone too.
 """
 
 import asyncio
@@ -145,7 +145,7 @@ class RedisRegistry:
     async def _follow(self) -> AsyncIterator[None]:
         """Yields after each scan, for ever. Raises one of GONE."""
         await self._find_place()
-        patient_until_s = time.monotonic() + self._ttl_s
+        patient_until_s = time.monotonic() + self._ttl_s + Pauses.MAX_S
         while True:
             entries = await self._scan()
             self._members.apply(entries, self._left, patient=time.monotonic() < patient_until_s)

@@ -77,6 +77,14 @@
 {{- $host := include "twinflow.anyHost" .root -}}
 {{- $config := deepCopy (index $values .component).config -}}
 {{- $_ := mergeOverwrite $config (dict "model" (include "twinflow.model" .) "served_model" $values.model.name) -}}
+{{- $redis := eq $values.registry.kind "redis" -}}
+{{- if $redis -}}
+{{- $_ := mergeOverwrite $config (dict
+  "registry" "redis"
+  "redis_prefix" (include "twinflow.redisPrefix" .root)
+  "redis_ttl_s" $values.registry.redisTtlSeconds
+) -}}
+{{- end -}}
 {{- if eq .component "router" -}}
 {{- $ports := dict "http_host" $host "http_port" $values.ports.http "grpc_host" $host "grpc_port" $values.ports.registry -}}
 {{- $config = mergeOverwrite $config $ports -}}
@@ -85,7 +93,8 @@
 {{- else -}}
 {{- $aggregated := eq (int $values.prefill.replicas) 0 -}}
 {{- $registry := printf "%s:%v" (include "twinflow.registryHost" .root) $values.ports.registry -}}
-{{- $_ := mergeOverwrite $config (dict "host" $host "port" $values.ports.worker "router" (list $registry)) -}}
+{{- $_ := mergeOverwrite $config (dict "host" $host "port" $values.ports.worker) -}}
+{{- if not $redis }}{{ $_ := set $config "router" (list $registry) }}{{ end -}}
 {{- $_ := set $config "role" (ternary "both" .component $aggregated) -}}
 {{- if $aggregated -}}{{- /* nobody to move anything from or to */ -}}
 {{- $config = merge $config (dict "engine" (dict "transport" "none")) -}}
@@ -94,6 +103,7 @@
 {{- include "twinflow.toml" $config | trim -}}
 {{- end }}
 
+{{/* What goes into /etc/twinflow: the file, and for workers what their preStop runs. */}}
 {{- define "twinflow.configMap" -}}
 apiVersion: v1
 kind: ConfigMap
@@ -104,4 +114,37 @@ metadata:
 data:
   {{ .component }}.toml: |
     {{- include "twinflow.config" . | nindent 4 }}
+  {{- if ne .component "router" }}
+  drain.py: |
+    {{- .root.Files.Get "files/drain.py" | trim | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{- define "twinflow.redisPrefix" -}}
+{{ .Values.registry.redisPrefix | default (printf "%s.%s" .Release.Namespace (include "twinflow.fullname" .)) }}
+{{- end }}
+
+{{/*
+Environment of a service with registry.kind=redis: the URL, which may hold a password, from a Secret, or of the chart's own
+Redis, whose password Kubernetes puts into the URL.
+*/}}
+{{- define "twinflow.redis.env" -}}
+{{- $redis := .Values.redis -}}
+{{- if eq .Values.registry.kind "redis" }}
+{{- if .Values.registry.urlSecret.name }}
+- name: TWINFLOW_REDIS_URL
+  valueFrom:
+    secretKeyRef: { name: {{ .Values.registry.urlSecret.name }}, key: {{ .Values.registry.urlSecret.key }} }
+{{- else if $redis.enabled }}
+{{- if $redis.passwordSecret.name }}
+- name: REDIS_AUTH
+  valueFrom:
+    secretKeyRef: { name: {{ $redis.passwordSecret.name }}, key: {{ $redis.passwordSecret.key }} }
+{{- end }}
+- name: TWINFLOW_REDIS_URL
+  value: redis://{{ if $redis.passwordSecret.name }}:$(REDIS_AUTH)@{{ end }}{{ include "twinflow.fullname" . }}-redis:6379/0
+{{- else }}
+{{- fail "registry.kind=redis needs registry.urlSecret.name, or redis.enabled=true" }}
+{{- end }}
+{{- end }}
 {{- end }}

@@ -64,11 +64,19 @@ spec:
             {{- with include "twinflow.model.token" $root | trim }}
             {{- . | nindent 12 }}
             {{- end }}
+            {{- with include "twinflow.redis.env" $root | trim }}
+            {{- . | nindent 12 }}
+            {{- end }}
             {{- with $role.extraEnv }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
           ports:
             - { name: grpc, containerPort: {{ $root.Values.ports.worker }} }
+          {{- with $role.drainSeconds }}
+          lifecycle: # takes nothing new, finishes what it has; SIGTERM after that
+            preStop:
+              exec: { command: [python, /etc/twinflow/drain.py, "localhost:{{ $root.Values.ports.worker }}", "{{ . }}"] }
+          {{- end }}
           # Health is answered by the front process, SERVING from warm to stop; the front exits when its engine dies.
           # The peers of a worker are no part of it: a decode worker lives without any prefill worker.
           startupProbe:

@@ -1,0 +1,43 @@
+"""Settings of the engine process. The front reads them from its file and command line and hands them over at start."""
+
+from dataclasses import dataclass
+
+from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.workers import Role
+from twinflow.node.settings import setting
+
+CHOICES = {"transport": ("nixl", "none"), "verify": ("none", "checksum")}
+POSITIVE = ("cache_bytes", "max_running", "block_tokens", "step_tokens", "chunk_tokens", "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Bytes, tokens and seconds as the names say. Raises BadRequest, naming the setting, for values that cannot work."""
+
+    model: str  # folder or hub id
+    worker_id: str
+    incarnation: str  # new at each start
+    role: Role
+    dtype: str = setting("auto", "of weights, KV and conv states: float32, bfloat16, float16; auto = as the model says")
+    state_dtype: str = setting("float32", "of the recurrent (temporal) states; part of the layout's fingerprint")
+    device: str = setting("cpu", "cpu, cuda or cuda:N")
+    cache_bytes: int = setting(256 << 20, "of the arena that holds attention blocks and state slots")
+    max_running: int = setting(16, "requests that run at once, each with a state slot of its own")
+    checkpoint_slots: int = setting(16, "state slots beyond these, for saved checkpoints")
+    block_tokens: int = setting(64, "tokens of an attention block: the unit of hits and of transfer")
+    step_tokens: int = setting(2048, "tokens of one step over all requests: larger is faster prefill, slower decode")
+    chunk_tokens: int = setting(512, "largest part of one prompt in a step")
+    reserve_wait_s: float = setting(30.0, "how long a hand-off may wait for memory here before it fails")
+    transport: str = setting("nixl", "nixl, or none for a worker that neither gives nor takes")
+    verify: str = setting("none", "checksum: compare what was moved before it is used (both sides set it alike)")
+    threads: int = setting(1, "of torch within one operation, on CPU")
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise BadRequest(f"{name}={getattr(self, name)!r} is none of {', '.join(allowed)}", param=name)
+        for name in POSITIVE:
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name}={getattr(self, name)} must be at least 1", param=name)
+        if self.checkpoint_slots < 0 or self.reserve_wait_s < 0:
+            raise BadRequest("checkpoint_slots and reserve_wait_s must be 0 or more", param="checkpoint_slots")
