@@ -1,6 +1,7 @@
 """`twinflow plan`: what a worker's memory will hold, before one is started. Needs a config, no weights and no GPU."""
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from services.cli.lengths import quantile, read_trace
 from services.cli.topology import size
 from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.workers import Role
-from twinflow.engine.base import EngineConfig
+from twinflow.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from twinflow.engine.capacity import Lengths
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 SHARES = {"p50": 0.5, "p99": 0.99}
 SAMPLE_TOKENS = (1, 1024, 4096, 16384, 65536)  # lengths to show when none were given
 UTILISATION = 0.9
+DEFAULTS = {f.name: f.default for f in dataclasses.fields(EngineConfig)}  # a worker's own
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -27,7 +29,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Prints what a worker's memory will hold: weights, workspace, attention blocks and state slots, what "
         "one request costs and how many run at once. Needs a model's config.json, no weights and no GPU.",
     )
-    d = {name: field.default for name, field in EngineConfig.__dataclass_fields__.items()}
+    d = DEFAULTS
     parser.add_argument("model", metavar="MODEL", help="folder of a model, a config.json, or an id on the hub")
     memory = parser.add_mutually_exclusive_group(required=True)
     memory.add_argument("--device-bytes", type=size, metavar="SIZE", help="memory of the device, e.g. 24GiB")
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     lengths = lengths_from(args)
     checkpoints = args.checkpoint_slots
     if checkpoints is None and not lengths:
-        checkpoints = EngineConfig.__dataclass_fields__["checkpoint_slots"].default
+        checkpoints = DEFAULTS["checkpoint_slots"]
     path = resolve_config(args.model)
     shape = describe_model(
         read_json(path),

@@ -65,8 +65,8 @@ def test_wrong(case: str) -> None:
     ("text", "message"),
     [
         ("modle = 'x'", "unknown setting 'modle'"),
-        ("[engin]\nseed = 1", "unknown table [engin]"),
-        ("[engine]\nseed = 1.5", "seed: 1.5 is not INT"),
+        ("[engin]\nthreads = 1", "unknown table [engin]"),
+        ("[engine]\nthreads = 1.5", "threads: 1.5 is not INT"),
         ("[engine]\nrole = 'both'", "unknown setting 'role' in [engine]"),
         ("router = 5", "router: 5 is not A,B"),
         ("x", "cannot read the configuration"),
@@ -84,3 +84,17 @@ def test_wrong_file(tmp_path: Path, text: str, message: str) -> None:
 def test_reachable() -> None:
     assert reachable("10.0.0.1") == "10.0.0.1"
     assert reachable("0.0.0.0") not in ("0.0.0.0", "")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--engine.transport=rdma", "transport='rdma' is none of nixl, none"),
+        ("--engine.verify=yes", "verify='yes' is none of none, checksum"),
+        ("--engine.max-running=0", "max_running=0 must be at least 1"),
+    ],
+)
+def test_engine_settings_that_cannot_work(option: str, message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode.load(["--model", "m", option])
+    assert message in caught.value.message
