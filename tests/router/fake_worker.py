@@ -10,6 +10,8 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
+from grpc import aio
+
 from twinflow.contracts.errors import Cancelled, TwinflowError
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.hashing import unpack_tokens
@@ -50,6 +52,7 @@ class FakeWorker(rpc.WorkerServicer):
         self.die_after: int | None = None  # tokens of one request, then the stream breaks
         self.snapshot: tuple[int, list[CacheEvent]] = (0, [])
         self.stats = RequestStats(cached_tokens=3, route="local", transport="none")
+        self.services: list[Callable[[aio.Server], None]] = []  # more of them, added at the start
         self.submits: list[pb.Submit] = []
         self.cancels: dict[str, float] = {}
         self.resyncs = 0
@@ -62,6 +65,8 @@ class FakeWorker(rpc.WorkerServicer):
     async def start(self, router_address: str | None = None) -> None:
         self._server = channel.new_server()
         rpc.add_WorkerServicer_to_server(self, self._server)
+        for add in self.services:
+            add(self._server)
         port = channel.bind(self._server, "127.0.0.1", 0)
         await self._server.start()
         self.record = dataclasses.replace(self.record, addresses=(f"127.0.0.1:{port}",))

@@ -1,0 +1,58 @@
+"""Where a prompt's states are worth saving: a pure plan, made once the hit is known, followed by the engine's chunks.
+
+The end of a request donates its slot and needs no plan; here is what is copied in passing:
+
+* BOUNDARY: the largest block boundary below the prompt's last token; the same prompt, or one that differs in its last
+  tokens, resumes there.
+* JUNCTION: attention reached deeper than any checkpoint, so an earlier prompt went another way from there on. The next
+  sibling resumes where the reach ended, rounded down to a block: siblings often agree on a few tokens more by accident, and
+  a state behind those is of no use to the others.
+* INTERVAL: multiples of a distance, for prompts that will part where nobody has parted yet.
+"""
+
+from enum import IntEnum
+
+from twinflow.contracts.groups import CacheLayout
+
+INTERVAL_STATE_SHARE = 4  # states at the default interval add at most 1/4 to the bytes of the KV that they lie in
+
+
+class CheckpointKind(IntEnum):
+    """Why a state is kept; how often each kind pays is learnt by eviction (`worth.py`)."""
+
+    END = 0  # donated by a request that finished or was cancelled
+    BOUNDARY = 1
+    JUNCTION = 2
+    INTERVAL = 3
+    RECEIVED = 4  # decode's copy of h(N)
+
+
+def default_interval_tokens(layout: CacheLayout) -> int:
+    """The distance at which states cost 1/`INTERVAL_STATE_SHARE` of their KV's bytes, in whole blocks."""
+    blocks = -(-INTERVAL_STATE_SHARE * layout.slot_bytes // layout.block_bytes)
+    return max(1, blocks) * layout.block_tokens
+
+
+def checkpoint_positions(
+    resumed_tokens: int, reach_tokens: int, prompt_tokens: int, block_tokens: int, interval_tokens: int
+) -> dict[int, CheckpointKind]:
+    """Positions, ascending, at which to end a chunk and save the state, each with its reason. All of them are block
+    boundaries in (`resumed_tokens`, `prompt_tokens`); the prompt's own end is never among them.
+
+    `interval_tokens` 0 = none at intervals; otherwise rounded up to whole blocks, and none within half of it of a deeper
+    position that is saved anyway.
+    """
+    last = (prompt_tokens - 1) // block_tokens * block_tokens
+    cuts: dict[int, CheckpointKind] = {}
+    if last > resumed_tokens:
+        cuts[last] = CheckpointKind.BOUNDARY
+    junction = min(reach_tokens // block_tokens * block_tokens, last)
+    if resumed_tokens < junction < last:
+        cuts[junction] = CheckpointKind.JUNCTION
+    if interval_tokens > 0:
+        step = -(-interval_tokens // block_tokens) * block_tokens
+        fixed = sorted(cuts)
+        for at in range((resumed_tokens // step + 1) * step, last, step):
+            if not any(0 <= f - at < step // 2 or f == at for f in fixed):
+                cuts[at] = CheckpointKind.INTERVAL
+    return dict(sorted(cuts.items()))
