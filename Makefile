@@ -49,6 +49,7 @@ lint: setup ## style, types, import direction, stubs
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/proto.py --check
+	$(BIN)/python -m tools.config_reference --check
 
 proto: setup ## generate the gRPC stubs from proto/
 	$(BIN)/python tools/proto.py
@@ -56,6 +57,7 @@ proto: setup ## generate the gRPC stubs from proto/
 fmt: setup ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tools.config_reference
 
 clean: ## remove caches and build leftovers (keeps .venv)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache ./*.egg-info

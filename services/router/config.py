@@ -56,8 +56,10 @@ class RouterConfig:
         return SessionTimes(heartbeat_s=self.heartbeat_s, silence_s=self.silence_s)
 
 
+TABLES = {"": (RouterConfig, RegistrySettings)}  # what a file and the command line can say
+
+
 def read_config(argv: Sequence[str]) -> RouterConfig:
     """Raises BadRequest that names the setting."""
-    tables = {"": (RouterConfig, RegistrySettings)}
-    values = read_settings("twinflow router", tables, argv, description="A router.")[""]
+    values = read_settings("twinflow router", TABLES, argv, description="A router.")[""]
     return RouterConfig(registry=take(RegistrySettings, values), **values)

@@ -72,13 +72,18 @@ class Identity:
     role: Role | None = field(default=None, metadata={"help": "what this worker does"})
 
 
+HIDDEN = {f"engine.{name}" for name in ("model", "worker_id", "incarnation", "role")}  # the front fills these in
+
+
+def tables_of(kind: type[FrontConfig]) -> dict[str, tuple[type, ...]]:
+    """What a worker's file and command line can say: the dataclasses behind each table."""
+    return {"": (Identity, kind, RegistrySettings), "engine": (EngineConfig,), "session": (SessionTimes,)}
+
+
 def load_config(kind: type[C], prog: str, argv: Sequence[str], roles: Sequence[Role]) -> C:
     """From `--config file.toml` and options; the latter win. `roles`: what this service can be, the default first.
     Raises BadRequest naming the setting."""
-    top: tuple[type, ...] = (Identity, kind, RegistrySettings)
-    tables = {"": top, "engine": (EngineConfig,), "session": (SessionTimes,)}
-    hidden = {f"engine.{name}" for name in ("model", "worker_id", "incarnation", "role")}
-    values = read_settings(prog, tables, argv, hidden, description=f"A {roles[0].value} worker.")
+    values = read_settings(prog, tables_of(kind), argv, HIDDEN, description=f"A {roles[0].value} worker.")
     own = values[""]
     identity, registry = take(Identity, own), take(RegistrySettings, own)
     role = identity.role or roles[0]
