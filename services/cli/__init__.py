@@ -5,6 +5,7 @@ serve     one service in this process          (twinflow router | prefill | deco
 up        a cluster in the foreground          (twinflow up)
 demo      a cluster, a conversation, a table   (twinflow demo)
 admin     a look into a running cluster        (twinflow admin …)
+plan      what fits on a device                (twinflow plan)
 
 topology  settings → the processes to start, pure
 cluster   starts, watches and stops them       (also what the end-to-end tests use)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 SHARES = {"p50": 0.5, "p99": 0.99}
 SAMPLE_TOKENS = (1, 1024, 4096, 16384, 65536)  # lengths to show when none were given
 UTILISATION = 0.9
-DEFAULTS = {f.name: f.default for f in dataclasses.fields(EngineConfig)}  # a worker's own
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -29,7 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Prints what a worker's memory will hold: weights, workspace, attention blocks and state slots, what "
         "one request costs and how many run at once. Needs a model's config.json, no weights and no GPU.",
     )
-    d = DEFAULTS
+    d = {f.name: f.default for f in dataclasses.fields(EngineConfig)}  # a worker's own
     parser.add_argument("model", metavar="MODEL", help="folder of a model, a config.json, or an id on the hub")
     memory = parser.add_mutually_exclusive_group(required=True)
     memory.add_argument("--device-bytes", type=size, metavar="SIZE", help="memory of the device, e.g. 24GiB")
@@ -40,13 +39,16 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--role", choices=[r.value for r in Role], default=Role.BOTH.value, help="default: %(default)s")
     add("--max-running", type=int, default=d["max_running"], metavar="N",
         help="requests that run at once, one slot each (default: %(default)s)")  # fmt: skip
-    add("--checkpoint-slots", type=int, metavar="N",
-        help="further slots (default: as many as cached conversations of the given length fit, or "
-        f"{d['checkpoint_slots']} without one)")  # fmt: skip
+    add("--checkpoint-slots", type=int, default=d["checkpoint_slots"], metavar="N",
+        help="slots beyond these that are kept for checkpoints (default: %(default)s)")  # fmt: skip
     add("--prompt-tokens", type=int, metavar="N", help="of a typical request")
     add("--output-tokens", type=int, default=0, metavar="N", help="of a typical request (default: %(default)s)")
     add("--trace", type=Path, metavar="FILE", help="lengths from a trace: Mooncake's JSON lines or Azure's CSV")
-    add("--dtype", default=d["dtype"], help="of weights and KV: auto, float32, bfloat16 or float16 (default: %(default)s)")
+    add(
+        "--dtype",
+        default=d["dtype"],
+        help="of weights and KV: auto, float32, bfloat16 or float16 (default: %(default)s)",
+    )
     add("--state-dtype", default=d["state_dtype"], help="of temporal states (default: %(default)s)")
     add("--block-tokens", type=int, default=d["block_tokens"], metavar="N", help="default: %(default)s")
     add("--step-tokens", type=int, default=d["step_tokens"], metavar="N",
@@ -66,9 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
     role = Role(args.role)
     lengths = lengths_from(args)
-    checkpoints = args.checkpoint_slots
-    if checkpoints is None and not lengths:
-        checkpoints = DEFAULTS["checkpoint_slots"]
     path = resolve_config(args.model)
     shape = describe_model(
         read_json(path),
@@ -83,15 +82,14 @@ def run(args: argparse.Namespace) -> int:
         device_bytes=args.device_bytes,
         utilisation=args.utilisation,
         cache_bytes=args.cache_bytes,
-        checkpoint_slots=checkpoints,
-        typical_tokens=max(1, next(iter(lengths.values())).held_tokens(role)) if lengths else None,
+        checkpoint_slots=args.checkpoint_slots,
         step_tokens=args.step_tokens,
     )
     capacity = plan_capacity(shape, ask)
     costs = {name: capacity.request(max(1, each.held_tokens(role))) for name, each in lengths.items()}
     if not lengths:
         tokens = [n for n in SAMPLE_TOKENS if n < capacity.max_request_tokens] + [capacity.max_request_tokens]
-        costs = {"": capacity.request(1)} if not tokens else {str(n): capacity.request(n) for n in tokens}
+        costs = {str(n): capacity.request(n) for n in tokens}
     if args.json:
         print(json.dumps(plan_table.as_json(shape, ask, capacity, costs, lengths, tensors=args.tensors), indent=2))
         return 0

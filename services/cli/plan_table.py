@@ -53,6 +53,8 @@ def lines(
     )
     yield ""
     yield from _costs(capacity, costs, lengths)
+    yield "  kept beside: finished ones that stay cached, each with its blocks and a checkpoint; at most: all at once, were"
+    yield "  --max-running as high as memory allows"
     yield ""
     yield "start a worker with"
     yield f"  {' '.join(options(shape, ask, capacity))}"
@@ -96,7 +98,7 @@ def as_json(
         "weights_bytes_by_dtype": {d: shape.weights_bytes(d) for d in DTYPES},
         "workspace_bytes": c.workspace_bytes,
         "workspace": [asdict(term) for term in c.workspace],
-        "arena": asdict(g) | {"unused_bytes": c.unused_bytes},
+        "arena": asdict(g) | {"slot_floor": g.slot_floor, "block_floor": g.block_floor, "unused_bytes": c.unused_bytes},
         "block_tokens": c.layout.block_tokens,
         "token_bytes": c.token_bytes,
         "max_running": c.max_running,
@@ -121,11 +123,14 @@ def _memory(shape: ModelShape, ask: Ask, capacity: Capacity) -> Iterator[str]:
         for term in c.workspace:
             yield _row(f"  {term.name}", term.size_bytes, term.formula)
     yield _row("arena", g.total_bytes, "")
-    yield _row("  blocks", c.blocks_bytes, f"{g.blocks:,} × {human(g.block_bytes)}, {c.layout.block_tokens} tokens each")
-    further = "checkpoints and leases of finished prompts" if c.role is Role.PREFILL else "checkpoints"
-    what = f"{g.slots:,} × {human(g.slot_bytes)}: {c.max_running:,} running + {c.checkpoint_slots:,} {further}"
+    yield _row(
+        "  blocks", c.blocks_bytes, f"{g.blocks:,} × {human(g.block_bytes)}, {c.layout.block_tokens} tokens each"
+    )
+    further = "checkpoints and prompts under lease" if c.role is Role.PREFILL else "checkpoints"
+    what = f"{g.slot_floor:,} × {human(g.slot_bytes)}: {c.max_running:,} running + {g.slot_floor - c.max_running:,} {further}"
     yield _row("  slots", c.slots_bytes, what)
     yield _row("  unused", c.unused_bytes, f"{c.unused_bytes / g.total_bytes:.3%} of the arena")
+    yield f"{'':<30} the boundary moves on demand: up to {g.slots:,} slots beside {g.block_floor:,} blocks"
 
 
 def _row(name: str, size_bytes: int, text: str) -> str:
@@ -133,15 +138,18 @@ def _row(name: str, size_bytes: int, text: str) -> str:
 
 
 def _costs(capacity: Capacity, costs: Mapping[str, RequestCost], lengths: Mapping[str, Lengths]) -> Iterator[str]:
-    yield f"{'a request of':<30} {'blocks':>7} {'slots':>5} {'bytes':>12} {'at once':>8}  {'bound by':<22} {'another split':>13}"
+    yield (
+        f"{'a request of':<30} {'blocks':>7} {'slots':>5} {'bytes':>12} {'at once':>8}  {'bound by':<21} {'kept beside':>11} "
+        f"{'at most':>8}"
+    )
     for name, cost in costs.items():
-        label = f"{cost.tokens:,} tokens"
+        label = f"{cost.tokens:,} token{'s' * (cost.tokens != 1)}"
         if (given := lengths.get(name)) is not None:
             label = f"{name}: {given.prompt_tokens:,} + {given.output_tokens:,} tokens"
         most = capacity.at_most(cost.tokens) if cost.bound is not Bound.MODEL else 0
         yield (
             f"{label:<30} {cost.blocks:>7,} {cost.slots:>5} {human(cost.size_bytes):>12} {cost.at_once:>8,}  "
-            f"{BOUNDS[cost.bound]:<22} {most:>13,}"
+            f"{BOUNDS[cost.bound]:<21} {cost.cached:>11,} {most:>8,}"
         )
 
 
@@ -164,5 +172,5 @@ def _cost_json(name: str, cost: RequestCost, capacity: Capacity, lengths: Length
         **({"prompt_tokens": lengths.prompt_tokens, "output_tokens": lengths.output_tokens} if lengths else {}),
         **asdict(cost),
         "bound": cost.bound.value,
-        "another_split_at_once": capacity.at_most(cost.tokens) if cost.bound is not Bound.MODEL else 0,
+        "at_most": capacity.at_most(cost.tokens) if cost.bound is not Bound.MODEL else 0,
     }

@@ -23,6 +23,7 @@ class Answer:
         self.id = request_id
         self.stream = stream
         self.over = False
+        self.outcome = ""  # once over: ok, or an error's reason
         self.tokens = 0
         self.cancelled = False
         self.why_cancelled = "cancelled"
@@ -73,6 +74,7 @@ class Answer:
         if self.over:
             return
         self.over = True
+        self.outcome = error.reason if error is not None else "ok"
         output = pb.Output(id=self.id, stats=stats_to_pb(stats))
         if error is not None:
             output.error.CopyFrom(error_to_pb(error))

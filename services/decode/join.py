@@ -165,10 +165,12 @@ async def hand_off(
     have_tokens: int,
     idempotency_id: str,
     wait_s: float,
+    not_taken: Callable[[str, TwinflowError], None],
 ) -> str:
     """Opens a hand-off at the first candidate that takes it. Returns "" then, else why nobody did (nothing was pulled).
 
-    `begin` makes the hand-off and lets its owner know of it before anything can arrive for it.
+    `begin` makes the hand-off and lets its owner know of it before anything can arrive for it. `not_taken` is told of every
+    candidate that did not.
     """
     problems = []
     for candidate in candidates[:ATTEMPTS]:
@@ -178,5 +180,6 @@ async def hand_off(
             return ""
         except TwinflowError as e:
             log.warning("prefill worker %s did not take a hand-off: %s", candidate.worker_id, e.message)
+            not_taken(candidate.worker_id, e)
             problems.append(f"{candidate.worker_id}: {e.message}")
     return "; ".join(problems)

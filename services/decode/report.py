@@ -9,6 +9,7 @@ from services.decode.claim import Kind, decide, needs_match
 from services.decode.config import DecodeConfig
 from services.decode.emit import Answer
 from services.decode.join import Handoff, hand_off
+from services.decode.metrics import DecodeMetrics
 from services.decode.peers import Peers
 from services.decode.session import Session
 from twinflow.contracts.errors import BadRequest, TwinflowError
@@ -46,6 +47,7 @@ class Requests:
         self._send = front.engine.send
         self._running: dict[str, Running] = {}
         self.peers = Peers(front.layout, front.incarnation, config.session, lambda key: self._send(PeerGone(key)))
+        self.metrics = DecodeMetrics(front.metrics.registry, lambda: len(self.peers.sessions))
 
     def __len__(self) -> int:
         return len(self._running)
@@ -55,6 +57,13 @@ class Requests:
     def submit(self, stream: RouterStream, message: pb.Submit) -> None:
         """Idempotent per id on one stream. Raises BadRequest or TooLong for what cannot run here, Draining while nothing
         new is taken."""
+        try:
+            self._submit(stream, message)
+        except TwinflowError as e:
+            self.metrics.refused(e)
+            raise
+
+    def _submit(self, stream: RouterStream, message: pb.Submit) -> None:
         known = self._running.get(message.id)
         if known is not None:
             if known.answer.stream is not stream:
@@ -130,6 +139,7 @@ class Requests:
                 self._leave(entry)
                 del self._running[notice.id]
                 entry.answer.finish(notice)
+                self.metrics.finished(entry.answer, notice)
             case Matched():
                 self._decide(entry, notice)
             case PullDone():
@@ -157,7 +167,9 @@ class Requests:
             return entry.handoff
 
         wait_s = self._config.session.open_s
-        problem = await hand_off(entry.candidates, self.peers, begin, have_tokens, entry.idempotency_id, wait_s)
+        problem = await hand_off(
+            entry.candidates, self.peers, begin, have_tokens, entry.idempotency_id, wait_s, self.metrics.not_taken
+        )
         entry.opening = None
         if problem:
             entry.handoff = None
@@ -169,6 +181,7 @@ class Requests:
         for entry in self._running.values():
             self._leave(entry)
             entry.answer.fail(error)
+            self.metrics.lost(entry.answer)
         self._running.clear()
 
     async def close(self) -> None:

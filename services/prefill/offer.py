@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from services.prefill.admit import admit
+from services.prefill.metrics import End, PrefillMetrics
 from twinflow.contracts.errors import BadRequest, Cancelled, HandoffFailed, TwinflowError, from_reason
 from twinflow.engine.base import Cancel, Command, Done, EndLease, Generated, Mode, Offered, Prefilled, Ready, Submit
 from twinflow.node.outbox import Outbox
@@ -38,9 +39,16 @@ class Offers:
     """Owned by the front's loop. An entry exists exactly as long as its lease."""
 
     def __init__(
-        self, leases: LeaseTable, send: Callable[[Command], None], ready: Ready, max_open: int, lease_s: float
+        self,
+        leases: LeaseTable,
+        metrics: PrefillMetrics,
+        send: Callable[[Command], None],
+        ready: Ready,
+        max_open: int,
+        lease_s: float,
     ) -> None:
         self.leases = leases
+        self._metrics = metrics
         self._send = send
         self._ready = ready
         self._max_open = max_open
@@ -63,6 +71,7 @@ class Offers:
             request = admit(message, self._ready, len(self._offers), self._max_open)
         except TwinflowError as e:
             log.warning("hand-off %s of %s was refused: %s", message.id, session.worker_id, e.message)
+            self._metrics.refused(e)
             replies.put(failed(message.id, e))
             return
         idempotency = (message.idempotency_id, request.sampling.sample_index)
@@ -90,25 +99,27 @@ class Offers:
         if verdict.ended is not None:
             confirmed = pb.Confirmed(id=message.id, lease_id=message.lease_id, session_epoch=session.epoch)
             replies.put(pb.HandoffReply(confirmed=confirmed))
-            self._close(verdict.ended, f"confirmed, {len(message.blocks)} blocks and {len(message.slots)} slots read")
+            what = f"{len(message.blocks)} blocks and {len(message.slots)} slots read"
+            self._close(verdict.ended, End.CONFIRMED, what)
             return
-        reason = verdict.refusal.value if verdict.refusal else "?"
-        error = HandoffFailed(f"what was read is not confirmed ({reason}): {verdict.message}")
+        assert verdict.refusal is not None
+        self._metrics.unconfirmed(verdict.refusal)
+        error = HandoffFailed(f"what was read is not confirmed ({verdict.refusal.value}): {verdict.message}")
         log.warning("hand-off %s of %s: %s", message.id, session.worker_id, error.message)
         replies.put(failed(message.id, error))
-        self.leave(session, message.id, "refused")
+        self.leave(session, message.id, End.REFUSED)
 
-    def leave(self, session: SessionKey, request_id: str, how: str) -> None:
+    def leave(self, session: SessionKey, request_id: str, end: End, why: str = "") -> None:
         """Release or cancel; unknown ids, and those of other sessions, are ignored."""
         lease_id = self.leases.lease_of(session, request_id)
         ended = self.leases.release(lease_id) if lease_id else None
         if ended is not None:
-            self._close(ended, how)
+            self._close(ended, end, why)
 
-    def close_all(self, ended: Iterable[Ended], how: str) -> None:
-        """Leases that the table has ended, e.g. with their session."""
+    def close_all(self, ended: Iterable[Ended], why: str) -> None:
+        """Leases that the table has ended with their session."""
         for lease in ended:
-            self._close(lease, how)
+            self._close(lease, End.SESSION, why)
 
     # ---- what the engine says ----
 
@@ -170,11 +181,11 @@ class Offers:
 
     # ---- ends ----
 
-    def fail(self, request_id: str, error: TwinflowError) -> None:
+    def fail(self, request_id: str, error: TwinflowError, end: End = End.FAILED) -> None:
         """Tells the reader, then ends the lease."""
         offer = self._offers[request_id]
         offer.replies.put(failed(request_id, error))
-        self.leave(offer.session, request_id, f"failed, {error.reason}: {error.message}")
+        self.leave(offer.session, request_id, end, f"{error.reason}: {error.message}")
 
     def fail_all(self, error: TwinflowError) -> None:
         for request_id in list(self._offers):
@@ -185,25 +196,27 @@ class Offers:
         now = time.monotonic()
         for offer in list(self._offers.values()):
             if offer.prefilled_s is not None and now - offer.prefilled_s > self._lease_s:
-                self.fail(
-                    offer.id, HandoffFailed(f"nothing was said for {self._lease_s:g} s after the prompt was done")
-                )
+                silence = HandoffFailed(f"nothing was said for {self._lease_s:g} s after the prompt was done")
+                self.fail(offer.id, silence, End.EXPIRED)
 
     def _supersede(self, idempotency: tuple[str, int]) -> None:
         """A newer attempt of the same request: the older one has no reader any more that anybody listens to."""
         for offer in list(self._offers.values()):
             if idempotency[0] and offer.idempotency == idempotency:
-                self.fail(offer.id, HandoffFailed("a newer attempt of this request was opened here"))
+                newer = HandoffFailed("a newer attempt of this request was opened here")
+                self.fail(offer.id, newer, End.SUPERSEDED)
 
-    def _close(self, ended: Ended, how: str) -> None:
+    def _close(self, ended: Ended, end: End, why: str) -> None:
         """The one way out. A prompt still being computed is stopped, a computed one only given back."""
         offer = self._offers.pop(ended.request_id)
+        self._metrics.ended(end)
         self._send(EndLease(offer.id) if offer.prefilled_s is not None else Cancel(offer.id))
         log.info(
-            "hand-off %s for %s: %s, %d prompt tokens of which the reader had %d, open for %.3f s",
+            "hand-off %s for %s: %s%s, %d prompt tokens of which the reader had %d, open for %.3f s",
             offer.id,
             offer.session.worker_id,
-            how,
+            end.value,
+            f", {why}" if why else "",
             offer.prompt_tokens,
             offer.have_tokens,
             time.monotonic() - offer.opened_s,

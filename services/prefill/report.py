@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from services.prefill.metrics import PrefillMetrics
 from services.prefill.offer import Offers, Replies
 from twinflow.contracts.errors import BadRequest, ModelError, TwinflowError, Unsupported
 from twinflow.engine.base import Done, Generated, Notice, Offered, Prefilled
@@ -29,8 +30,9 @@ class Handoffs:
         self.arena: PeerArena = front.ready.arena
         self._front = front
         self._leases = LeaseTable(front.incarnation, self.arena.generation)
-        self.offers = Offers(self._leases, front.engine.send, front.ready, max_open, times.lease_s)
         self._sessions: dict[SessionKey, Replies] = {}
+        self.metrics = PrefillMetrics(front.metrics.registry, lambda: len(self._leases), lambda: len(self._sessions))
+        self.offers = Offers(self._leases, self.metrics, front.engine.send, front.ready, max_open, times.lease_s)
         self._expiry = asyncio.create_task(self._expire(min(EXPIRE_EVERY_S, times.lease_s / 4)), name="lease-expiry")
 
     @property
@@ -52,7 +54,7 @@ class Handoffs:
         """For good: whatever this session was promised may be overwritten from here on."""
         self._sessions.pop(session, None)
         ended = self._leases.end_session(session)
-        self.offers.close_all(ended, f"session lost, {why}")
+        self.offers.close_all(ended, why)
         log.info("session with decode worker %s is over: %s, %d leases ended", session.worker_id, why, len(ended))
 
     # ---- the engine ----

@@ -6,6 +6,7 @@ from typing import Any
 
 from grpc import aio
 
+from services.prefill.metrics import End
 from services.prefill.offer import Replies, failed
 from services.prefill.report import Handoffs
 from twinflow.contracts.errors import BadRequest, Draining, TwinflowError
@@ -91,9 +92,9 @@ class Servicer(pb_grpc.WorkerServicer):
             case "pulled":
                 offers.pulled(session, replies, message.pulled)
             case "release":
-                offers.leave(session, message.release.id, "released")
+                offers.leave(session, message.release.id, End.RELEASED)
             case "cancel":
-                offers.leave(session, message.cancel.id, "cancelled")
+                offers.leave(session, message.cancel.id, End.CANCELLED)
             case "heartbeat":
                 pass
             case other:
@@ -105,6 +106,7 @@ class Servicer(pb_grpc.WorkerServicer):
             self._front.check_not_draining()
             self._handoffs.offers.open(session, replies, message)
         except Draining as e:
+            self._handoffs.metrics.refused(e)
             replies.put(failed(message.id, e))
         except Exception:
             replies.put(failed(message.id, BadRequest("the hand-off could not be read")))

@@ -124,6 +124,8 @@ class Generator:
             outcome.ended_at = time.monotonic()
             result = SlowClient.reason if outcome.too_slow else result
             self._metrics.finished(result, outcome.stats, outcome.prompt_tokens, outcome.completion_tokens)
+            if result == "ok" and outcome.choice is not None and outcome.stats is not None:
+                self._metrics.compare(outcome.choice, outcome.stats)
             if outcome.first_token_at is not None and outcome.completion_tokens > 1:
                 rest_s = outcome.ended_at - outcome.first_token_at
                 self._metrics.tpot.observe(rest_s / (outcome.completion_tokens - 1))

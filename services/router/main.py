@@ -61,6 +61,7 @@ class Router:
         self.dispatcher = Dispatcher(self.registry, self.view, settings)
         self.generator = Generator(config, text, self.view, self.dispatcher, self.metrics)
         self.metrics.watch_workers(self.view.counts, self.view.index_entries)
+        self.metrics.watch_registry(lambda: self.registry.up, lambda: len(self.registry.records()))
         self.admin = AdminService(self.view, text, config.admin_s)
         api = Api(config, text, self.generator, created=int(time.time()))
         self.app = build_app(api, self.view, self.generator, self.metrics)

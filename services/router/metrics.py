@@ -6,10 +6,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.router.schedule.base import Choice
+from services.router.schedule.base import Choice, ChoiceKind
 from twinflow.contracts.requests import RequestStats
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_ERROR_TOKENS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1)
 
 
@@ -39,10 +40,20 @@ class Metrics:
         self.tpot = Histogram(
             "twinflow_router_tpot_seconds", "Mean time per token after the first", buckets=_TPOT_S, registry=r
         )
+        self.hit_error = Histogram(
+            "twinflow_router_hit_error_tokens", "Predicted hits beside those found", ["hit", "direction"],
+            buckets=_ERROR_TOKENS, registry=r,
+        )  # fmt: skip
 
     def watch_workers(self, counts: Callable[[], Mapping[str, int]], entries: Callable[[], Mapping[str, int]]) -> None:
         """Reads the view at every scrape."""
         self.registry.register(_Workers(counts, entries))
+
+    def watch_registry(self, up: Callable[[], bool], workers: Callable[[], int]) -> None:
+        """Reads the registry at every scrape."""
+        Gauge("twinflow_router_registry_up", "1 while the registry answers", registry=self.registry).set_function(up)
+        registered = Gauge("twinflow_router_registered_workers", "Workers that are listed", registry=self.registry)
+        registered.set_function(workers)
 
     def chosen(self, choice: Choice) -> None:
         self.decisions.labels(choice.kind.value, choice.reason.value).inc()
@@ -54,6 +65,22 @@ class Metrics:
         if stats is not None:
             self.cached_tokens.inc(stats.cached_tokens)
             self.bytes_moved.inc(stats.bytes_moved)
+
+    def compare(self, choice: Choice, stats: RequestStats) -> None:
+        """What the choice predicted, beside what the workers then found."""
+        resumed = stats.decode_resumed_tokens
+        predicted: int | None = choice.decode_usable_tokens
+        if stats.route == ChoiceKind.REMOTE.value:
+            resumed = stats.prefill_resumed_tokens
+            usable = {c.record.id: c.usable_tokens for c in choice.candidates}
+            predicted = usable.get(stats.prefill_worker)
+        self._error("attention", choice.decode_attention_tokens - stats.decode_attention_tokens)
+        if predicted is not None:
+            self._error("resumed", predicted - resumed)
+
+    def _error(self, hit: str, tokens: int) -> None:
+        direction = "exact" if tokens == 0 else "over" if tokens > 0 else "under"
+        self.hit_error.labels(hit, direction).observe(abs(tokens))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

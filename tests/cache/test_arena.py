@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.cache.world import make_geometry, make_layout
 from twinflow.cache.arena import Arena, ArenaGeometry
@@ -31,14 +33,35 @@ LAYOUT = CacheLayout(
 )
 
 
-def test_blocks_come_from_the_low_end_and_slots_from_the_high_end_without_overlap():
+@pytest.mark.parametrize("slots", [5, 9, 14], ids=lambda n: f"{n} slots")
+def test_blocks_come_from_the_low_end_and_slots_from_the_high_end_without_overlap(slots):
     geometry = ArenaGeometry.split(LAYOUT, 64 * 1024, slots=5)
-    ranges = [(geometry.block_offset(b), geometry.block_bytes) for b in range(geometry.blocks)]
-    ranges += [(geometry.slot_offset(s), geometry.slot_bytes) for s in reversed(range(geometry.slots))]
+    assert geometry.slots >= 14
+    ranges = [(geometry.block_offset(b), geometry.block_bytes) for b in range(geometry.blocks_beside(slots))]
+    ranges += [(geometry.slot_offset(s), geometry.slot_bytes) for s in reversed(range(slots))]
     assert ranges[0][0] == 0
     assert sum(ranges[-1]) == geometry.total_bytes
     assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(ranges))
     assert geometry.total_bytes - sum(n for _, n in ranges) < geometry.block_bytes
+
+
+def test_each_side_has_a_floor_which_is_what_the_other_can_never_have():
+    geometry = ArenaGeometry.split(LAYOUT, 64 * 1024, slots=5, block_floor=3)
+    assert (geometry.slot_floor, geometry.block_floor) == (5, 3)
+    assert geometry.blocks == geometry.blocks_beside(5) > geometry.blocks_beside(geometry.slots) == 3
+    fixed = ArenaGeometry(geometry.total_bytes, geometry.block_bytes, geometry.slot_bytes, geometry.blocks, 5)
+    assert (fixed.slot_floor, fixed.block_floor) == (fixed.slots, fixed.blocks)
+
+
+@given(st.integers(256, 1 << 20), st.integers(256, 1 << 22), st.integers(1, 400), st.integers(0, 40), st.data())
+def test_any_two_sizes_use_99_percent_of_the_arena_in_any_split(block, slot, blocks, slots, data):
+    """Sizes that are not multiples of each other need no padding: what is lost is less than one block."""
+    total = (blocks + 100) * block + slots * slot
+    geometry = ArenaGeometry(total, block, slot, total // block, total // slot)
+    there = data.draw(st.integers(0, geometry.slots))
+    used = there * slot + geometry.blocks_beside(there) * block
+    assert total - used < block
+    assert used >= 0.99 * total
 
 
 def test_what_does_not_fit_is_refused_with_the_bytes():

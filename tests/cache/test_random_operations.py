@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.cache.world import World
+from tests.cache.world import LARGE_STATE, SMALL_STATE, World
+from twinflow.cache.arena import ArenaGeometry
+from twinflow.cache.hybrid import HybridCache
 from twinflow.cache.pool import UnitState
 from twinflow.contracts.errors import TooLong
 from twinflow.contracts.hashing import TokenChain
@@ -20,8 +22,9 @@ MAX_IN_FLIGHT = 2
 class Operations:
     """One method per operation; the arguments are plain ints, so that hypothesis and a seeded loop can both drive it."""
 
-    def __init__(self, blocks: int, slots: int) -> None:
-        self.world = World(blocks, slots)
+    def __init__(self, blocks: int, slots: int, block_floor: int | None = None, large_states: bool = False) -> None:
+        state = LARGE_STATE if large_states else SMALL_STATE
+        self.world = World(blocks, slots, block_floor=block_floor and min(block_floor, blocks), state=state)
         self.served: list[TokenChain] = []  # finished conversations, to be continued or branched
         self.sources: list[tuple[list[int], list[int], object]] = []  # reads that tiers have posted on published units
 
@@ -154,6 +157,7 @@ class Operations:
         self.world.check()
         for c in self.world.cache.counts().values():
             assert c.free == c.total
+        self.world.check_split()
         assert not self.world.cache._tree.roots
 
     # -- choice
@@ -179,9 +183,14 @@ TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=11)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    @initialize(blocks=st.integers(2, 9), slots=st.integers(1, 4))
-    def start(self, blocks, slots):
-        self.ops = Operations(blocks, slots)
+    @initialize(
+        blocks=st.integers(2, 9),
+        slots=st.integers(1, 4),
+        block_floor=st.one_of(st.none(), st.integers(1, 9)),
+        large_states=st.booleans(),
+    )
+    def start(self, blocks, slots, block_floor, large_states):
+        self.ops = Operations(blocks, slots, block_floor, large_states)
 
     @rule(base=INDEX, keep=INDEX, tokens=TOKENS, tenant=st.sampled_from([0, 0, 0, 1]), extra=INDEX)
     def reserve(self, base, keep, tokens, tenant, extra):
@@ -241,11 +250,12 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("seed", range(40), ids=lambda s: f"seed{s}")
-def test_long_runs(seed):
+def run(seed: int, ops: Operations, steps: int = 250) -> list[int]:
+    """A seeded run; returns by how many slots the boundary moved, one number for each move."""
     rng = random.Random(seed)
-    ops = Operations(blocks=rng.choice([2, 3, 5, 8, 16]), slots=rng.choice([1, 2, 3, 5]))
-    for _ in range(250):
+    moves = []
+    for _ in range(steps):
+        there = ops.world.cache.counts()["state"].total
         name = rng.choice(NAMES) if rng.random() > 0.01 else "flush"
         i = rng.randrange(8)
         tokens = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
@@ -261,4 +271,40 @@ def test_long_runs(seed):
         else:
             getattr(ops, name)(i)
         ops.world.check()
+        moves.append(ops.world.cache.counts()["state"].total - there)
     ops.wind_down()
+    return [m for m in moves if m]
+
+
+@pytest.mark.parametrize("seed", range(40), ids=lambda s: f"seed{s}")
+def test_long_runs(seed):
+    rng = random.Random(seed)
+    assert run(seed, Operations(blocks=rng.choice([2, 3, 5, 8, 16]), slots=rng.choice([1, 2, 3, 5]))) == []
+
+
+@pytest.mark.parametrize("seed", range(40), ids=lambda s: f"seed{s}")
+def test_long_runs_with_a_boundary_that_moves(seed):
+    rng = random.Random(seed)
+    blocks, slots = rng.choice([2, 3, 5, 8, 16, 24]), rng.choice([1, 2, 3, 5])
+    run(seed, Operations(blocks, slots, rng.choice([1, 2, 4]), large_states=seed % 2 == 0))
+
+
+def test_in_long_runs_the_boundary_moves_both_ways():
+    moves = [m for seed in range(8) for m in run(seed, Operations(20, 1, 2, large_states=True))]
+    assert sum(m > 0 for m in moves) >= 4
+    assert sum(m < 0 for m in moves) >= 4
+
+
+def test_the_model_sees_a_block_and_a_slot_on_the_same_bytes(monkeypatch):
+    """A boundary that is one block too far: nothing but the content shows it here."""
+    monkeypatch.setattr(HybridCache, "check_integrity", lambda cache: None)
+    monkeypatch.setattr(World, "check_split", lambda world: None)
+    honest = ArenaGeometry.blocks_beside
+    monkeypatch.setattr(ArenaGeometry, "blocks_beside", lambda g, slots: min(g.blocks, honest(g, slots) + 1))
+
+    def runs() -> None:
+        for seed in range(10):
+            run(seed, Operations(24, 2, 4, large_states=True))
+
+    with pytest.raises(AssertionError, match=r"wrong KV|is not the state|of other tokens"):
+        runs()

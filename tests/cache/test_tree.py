@@ -10,6 +10,7 @@ from twinflow.cache.events import EventLog
 from twinflow.cache.eviction import Evictor
 from twinflow.cache.pool import Pool, StepClock
 from twinflow.cache.tree import PrefixTree, common_prefix_tokens
+from twinflow.cache.worth import Recency
 from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
 
 BT = make_layout().block_tokens
@@ -25,7 +26,8 @@ class Bed:
         self.blocks = Pool("attention", 64, BlockId, steps)
         self.slots = Pool("state", 64, SlotId, steps)
         self.tree = PrefixTree(BT, self.blocks, self.slots, EventLog())
-        Evictor(self.tree, self.blocks, self.slots)  # tells the tree what has become evictable
+        policy = Recency(make_layout(), self.tree, self.blocks, self.slots)
+        Evictor(self.tree, self.blocks, self.slots, policy)  # tells the tree what has become evictable
 
     def store(self, c, partial=False):
         """Publishes all full blocks of a chain (and the rest as a partial one), unreferenced."""

@@ -19,42 +19,71 @@ from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
 from twinflow.contracts.tags import StateTag
 
 GARBAGE = b"garbage"
+OVERWRITTEN = b"overwritten by the other side of the arena"
+SMALL_STATE = (2, 3)  # 24 B beside a block of 128 B
+LARGE_STATE = (5, 17)  # 340 B: neither side is a multiple of the other
 
 
-def make_layout(block_tokens: int = 4) -> CacheLayout:
+def make_layout(block_tokens: int = 4, state: tuple[int, ...] = SMALL_STATE) -> CacheLayout:
     kv = tuple(TensorSpec(name, (1, 4), "float32") for name in "kv")
     return CacheLayout(
         "tiny",
         (
             GroupSpec("attention", GroupKind.ATTENTION, (1,), kv, block_tokens),
-            GroupSpec("state", GroupKind.STATE, (0,), (TensorSpec("temporal", (2, 3), "float32"),)),
+            GroupSpec("state", GroupKind.STATE, (0,), (TensorSpec("temporal", state, "float32"),)),
         ),
     )
 
 
-def make_geometry(layout: CacheLayout, blocks: int, slots: int) -> ArenaGeometry:
+def make_geometry(layout: CacheLayout, blocks: int, slots: int, block_floor: int | None = None) -> ArenaGeometry:
+    """At most `blocks` blocks, at least `slots` slots. Without a floor for the blocks the boundary cannot move."""
     total = blocks * layout.block_bytes + slots * layout.slot_bytes
-    return ArenaGeometry(total, layout.block_bytes, layout.slot_bytes, blocks, slots)
+    most = slots if block_floor is None else (total - block_floor * layout.block_bytes) // layout.slot_bytes
+    return ArenaGeometry(total, layout.block_bytes, layout.slot_bytes, blocks, most)
 
 
 class Device:
-    """The arena's content and the compute stream. Implements `Copier`."""
+    """The arena's content and the compute stream. Implements `Copier`.
 
-    def __init__(self, blocks: int, slots: int, block_tokens: int) -> None:
-        self.kv: list[list[bytes | None]] = [[None] * block_tokens for _ in range(blocks)]
-        self.states: list[bytes | None] = [None] * slots
+    Writing to a block destroys the states of all slots that lie on the same bytes, and the reverse.
+    """
+
+    def __init__(self, geometry: ArenaGeometry, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.kv: list[list[bytes | None]] = [[None] * block_tokens for _ in range(geometry.blocks)]
+        self.states: list[bytes | None] = [None] * geometry.slots
+        self.slots_on: list[list[int]] = [[] for _ in range(geometry.blocks)]
+        self.blocks_on: list[list[int]] = [[] for _ in range(geometry.slots)]
+        for b in range(geometry.blocks):
+            for s in range(geometry.slots):
+                start, at = geometry.block_offset(b), geometry.slot_offset(s)
+                if start < at + geometry.slot_bytes and at < start + geometry.block_bytes:
+                    self.slots_on[b].append(s)
+                    self.blocks_on[s].append(b)
         self.stream: deque[Callable[[], None]] = deque()
         self.copied_blocks: list[tuple[int, int]] = []
         self.copied_slots: list[tuple[int, int]] = []
         self.fail_copies = False
 
+    def write_kv(self, block: int, values: "dict[int, bytes | None]") -> None:
+        """`values` by token within the block."""
+        for i, value in values.items():
+            self.kv[block][i] = value
+        for s in self.slots_on[block]:
+            self.states[s] = OVERWRITTEN
+
+    def write_state(self, slot: int, state: bytes | None) -> None:
+        self.states[slot] = state
+        for b in self.blocks_on[slot]:
+            self.kv[b] = [OVERWRITTEN] * self.block_tokens
+
     def copy_slot(self, source: int, target: int) -> None:
         self._copied(self.copied_slots, source, target)
-        self.stream.append(lambda: self.states.__setitem__(target, self.states[source]))
+        self.stream.append(lambda: self.write_state(target, self.states[source]))
 
     def copy_block(self, source: int, target: int) -> None:
         self._copied(self.copied_blocks, source, target)
-        self.stream.append(lambda: self.kv.__setitem__(target, list(self.kv[source])))
+        self.stream.append(lambda: self.write_kv(target, dict(enumerate(self.kv[source]))))
 
     def run(self, count: int | None = None) -> None:
         for _ in range(len(self.stream) if count is None else count):
@@ -68,11 +97,20 @@ class Device:
 
 
 class World:
-    def __init__(self, blocks: int = 8, slots: int = 3, block_tokens: int = 4) -> None:
+    def __init__(
+        self,
+        blocks: int = 8,
+        slots: int = 3,
+        block_tokens: int = 4,
+        *,
+        block_floor: int | None = None,
+        state: tuple[int, ...] = SMALL_STATE,
+    ) -> None:
         self.block_tokens = block_tokens
-        self.layout = make_layout(block_tokens)
-        self.device = Device(blocks, slots, block_tokens)
-        self.cache = HybridCache(self.layout, make_geometry(self.layout, blocks, slots), self.device)
+        self.layout = make_layout(block_tokens, state)
+        self.geometry = make_geometry(self.layout, blocks, slots, block_floor)
+        self.device = Device(self.geometry, block_tokens)
+        self.cache = HybridCache(self.layout, self.geometry, self.device)
         self.holdings: list[Holding] = []
         self.in_flight: deque[tuple[int, int, list[Holding]]] = deque()  # step, stream length at launch, who is in it
         self.doomed_io: list[tuple[list[BlockId], list[SlotId]]] = []  # failed transfers that still write
@@ -97,7 +135,7 @@ class World:
         assert len(holding.blocks) == -(-(len(chain) + extra) // self.block_tokens)
         assert holding.position == holding.resumed_tokens <= max(0, len(chain) - 1)
         if holding.written_tokens == match.attention_tokens:  # else the partial hit was given up for room
-            assert holding.position == match.usable_tokens
+            assert holding.position in (match.usable_tokens, self.given_up)
         else:
             assert holding.written_tokens == match.attention_tokens // self.block_tokens * self.block_tokens
         assert holding.hit_checkpoints == match.checkpoints
@@ -132,8 +170,9 @@ class World:
         self.doomed_io.remove(io)
         n = len(holding.chain)
         for p in range(holding.written_tokens, n):
-            self.device.kv[holding.blocks[p // self.block_tokens]][p % self.block_tokens] = self.kv_of(holding.chain, p)
-        self.device.states[holding.slot] = holding.chain.prefix_hash(n)
+            block, at = holding.blocks[p // self.block_tokens], p % self.block_tokens
+            self.device.write_kv(block, {at: self.kv_of(holding.chain, p)})
+        self.device.write_state(holding.slot, holding.chain.prefix_hash(n))
         self.cache.unpin_io(*io)
         self.cache.adopt(holding, StateTag(holding.chain.prefix_hash(n), n, self.layout.fingerprint()))
         self.expect(holding)
@@ -142,9 +181,9 @@ class World:
         """Every transfer that has not ended writes garbage to all of its destinations."""
         for blocks, slots in self.doomed_io:
             for b in blocks:
-                self.device.kv[b] = [GARBAGE] * self.block_tokens
+                self.device.write_kv(b, dict.fromkeys(range(self.block_tokens), GARBAGE))
             for s in slots:
-                self.device.states[s] = GARBAGE
+                self.device.write_state(s, GARBAGE)
 
     def end_io(self, index: int = 0) -> None:
         self.cache.unpin_io(*self.doomed_io.pop(index))
@@ -201,6 +240,11 @@ class World:
 
     # -- the shadow
 
+    @property
+    def given_up(self) -> int | None:
+        """Where a request resumes whose checkpoint lay on the bytes that its blocks need."""
+        return 0 if self.geometry.slots > self.geometry.slot_floor else None
+
     def busy(self, holding: Holding) -> bool:
         return any(h is holding for _, _, hs in self.in_flight for h in hs)
 
@@ -225,6 +269,7 @@ class World:
     def check(self) -> None:
         """Integrity, and, when no copy is queued, the content of everything that is published."""
         self.cache.check_integrity()
+        self.check_split()
         self.events += self.cache.drain_events()
         if self.device.stream:
             return
@@ -237,6 +282,14 @@ class World:
             chain = TokenChain(self._root_of(node), self.block_tokens, self._tokens_of(node))
             for p in range(start, node.position):
                 assert self.device.kv[block][p - start] == self.kv_of(chain, p), f"block {block}: wrong KV at {p}"
+
+    def check_split(self) -> None:
+        """Both sides have their floors and together all of the arena but less than one block."""
+        counts, g = self.cache.counts(), self.geometry
+        blocks, slots = counts["attention"].total, counts["state"].total
+        assert blocks >= g.block_floor and slots >= g.slot_floor
+        if g.slots > g.slot_floor and blocks < g.blocks:
+            assert 0 <= g.total_bytes - blocks * g.block_bytes - slots * g.slot_bytes < g.block_bytes
 
     def fingerprint(self) -> object:
         """Everything that a refusal must leave alone, recency included."""
@@ -278,8 +331,8 @@ class World:
         def run() -> None:
             read()
             for p, value in values.items():
-                self.device.kv[blocks[p // self.block_tokens]][p % self.block_tokens] = value
-            self.device.states[slot] = after
+                self.device.write_kv(blocks[p // self.block_tokens], {p % self.block_tokens: value})
+            self.device.write_state(slot, after)
 
         self.device.stream.append(run)
 

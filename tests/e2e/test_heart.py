@@ -4,10 +4,11 @@ cold, warm on either side, warm on both, and over a conversation."""
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Workers
+from tests.e2e.conftest import Workers, start
 from tests.e2e.oracle import Oracle, Ties
 from tests.e2e.worker_client import Generation, WorkerClient
 
@@ -133,3 +134,23 @@ async def test_two_clients_never_see_each_others_tokens(workers: Workers, oracle
     check("one", both[0], prompts, oracle, ties)
     check("two", both[1], prompts[::-1], oracle, ties)
     assert not ties.found
+
+
+@pytest.mark.slow
+async def test_equal_tokens_over_tcp(tmp_path: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same hand-off where no memory is shared: READs need both sides' help there."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    extra = (("decode", "local-max-tokens=0"), ("router", "local-max-tokens=0"))
+    started = await asyncio.to_thread(start, tmp_path, prefill=1, decode=1, extra=extra)
+    try:
+        prompts = oracle.prompts(10)
+        async with connect(started) as w:
+            cold = await run_all(w["decode-0"], [w["prefill-0"]], prompts, "tcp/")
+            warm = await run_all(w["decode-0"], [w["prefill-0"]], prompts, "tcp/")
+        ties = Ties()
+        check("cold", cold, prompts, oracle, ties)
+        check("warm", warm, prompts, oracle, ties)
+        assert not ties.found
+        assert {g.stats.transport for g in cold} == {"ucx/tcp"}
+    finally:
+        assert await asyncio.to_thread(started.cluster.stop) == []

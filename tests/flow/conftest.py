@@ -24,7 +24,7 @@ from twinflow.cache.arena import Arena
 from twinflow.contracts.workers import Role
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine
-from twinflow.engine.front import open_front
+from twinflow.engine.front import Front, open_front
 from twinflow.engine.thread import ThreadEngine
 from twinflow.transfer.base import Transport
 from twinflow.transfer.loopback import AtPoll, LoopbackNetwork, LoopbackTransport, Scheduler
@@ -62,6 +62,7 @@ class Flow:
     engines: dict[str, Engine] = field(default_factory=dict)
     prefill: PrefillRole | None = None
     decode: DecodeRole | None = None
+    fronts: dict[str, Front] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -125,8 +126,8 @@ async def run_flow(checkpoint: Path, scheduler: Scheduler | None = None, **engin
 
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(router.stop)
-        await stack.enter_async_context(open_front(p_config, p_engine, prefill_role))
-        await stack.enter_async_context(open_front(d_config, d_engine, decode_role))
+        flow.fronts["p"] = await stack.enter_async_context(open_front(p_config, p_engine, prefill_role))
+        flow.fronts["d"] = await stack.enter_async_context(open_front(d_config, d_engine, decode_role))
         flow.engines = {"p": p_engine.engine, "d": d_engine.engine}
         counts = router.view.counts
         await flow.until(lambda: counts()["prefill"] == 1 and counts()["decode"] == 1, "both workers are connected")

@@ -23,3 +23,19 @@ def bools(*values: bool) -> torch.Tensor:
 
 def rows(*values: int) -> torch.Tensor:
     return torch.tensor(values)
+
+
+def fused(*parts: torch.Tensor) -> list[torch.Tensor]:
+    """The parts (T, ..) as views into the rows of one projection, with something on both sides."""
+    flat = [p.flatten(1) for p in parts]
+    pad = flat[0].new_full((flat[0].shape[0], 8), float("nan"))
+    row = torch.cat([pad, *flat, pad], 1)
+    views = row.split([8, *(f.shape[1] for f in flat), 8], 1)[1:-1]
+    return [v.unflatten(1, p.shape[1:]) if p.ndim > 2 else v for v, p in zip(views, parts, strict=True)]
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest absolute difference over the largest absolute expected value; NaN where `got` has NaN."""
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    got, expected = got.detach().cpu().float(), expected.detach().cpu().float()
+    return float((got - expected).abs().max() / expected.abs().max())

@@ -1,6 +1,8 @@
 """The router's admin API: fan-out to fake workers, of which some are slow, dead, wrong or without the service."""
 
 import asyncio
+import dataclasses
+import socket
 import time
 
 import pytest
@@ -81,11 +83,20 @@ async def test_slow_dead_and_failing_workers_have_an_entry_each(cluster, method)
     assert errors["old"][0] == "unsupported" and "another release" in errors["old"][1]
 
 
-def _moved(worker: FakeWorker):
-    """The registry's record, repeated with an address where nobody is."""
-    import dataclasses
+async def test_a_worker_that_accepts_and_says_nothing_is_waited_for_no_longer(cluster):
+    """As a stopped process does: the kernel answers, nobody else."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin = await add(cluster, "d0")
+        cluster.router.view.put(_moved(admin.worker, silent.getsockname()[1]))
+        begun = time.monotonic()
+        (entry,) = (await ask(cluster, "GetCapacity")).workers
+        assert WAIT_S <= time.monotonic() - begun < 4 * WAIT_S
+        assert entry.error.reason == "deadline"
 
-    worker.record = dataclasses.replace(worker.record, addresses=("127.0.0.1:1",))
+
+def _moved(worker: FakeWorker, port: int = 1):
+    """The registry's record, repeated with an address where nobody is."""
+    worker.record = dataclasses.replace(worker.record, addresses=(f"127.0.0.1:{port}",))
     return worker.record
 
 

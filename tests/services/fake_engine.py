@@ -141,7 +141,7 @@ class FakeEngine:
                     self._begin(request, mode, command.have_tokens)
             case base.Inspect(token):
                 self.report(base.Inspected(token, COUNTS, {"attention": 5, "state": 2}, self._infos(), ""))
-            case base.MatchQuery(token, root, prompt):
+            case base.MatchQuery(token, _, prompt):
                 hits = (
                     GroupHit("attention", GroupKind.ATTENTION, self.hold_tokens),
                     GroupHit("state", GroupKind.STATE, self.usable, (self.usable,) if self.usable else ()),

@@ -31,9 +31,9 @@ async def call(address: str, method: str, **fields: Any) -> Any:
         try:
             return await getattr(pb_grpc.AdminStub(channel), method)(request, timeout=5)
         except grpc.aio.AioRpcError as e:
-            error = error_of(e, address)
-            assert error.grpc_code == e.code().name
-            raise error from None
+            code, error = e.code(), error_of(e, address)
+    assert error.grpc_code == code.name
+    raise error
 
 
 @pytest.mark.parametrize("side", ["d", "p"])

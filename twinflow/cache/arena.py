@@ -61,7 +61,11 @@ class ArenaGeometry:
         blocks = (total - slots * layout.slot_bytes) // layout.block_bytes
         floor = max(1, blocks // 2) if block_floor is None else block_floor
         return cls(
-            total, layout.block_bytes, layout.slot_bytes, blocks, (total - floor * layout.block_bytes) // layout.slot_bytes
+            total,
+            layout.block_bytes,
+            layout.slot_bytes,
+            blocks,
+            (total - floor * layout.block_bytes) // layout.slot_bytes,
         )
 
     @property
@@ -107,9 +111,7 @@ class Arena:
         self.layout = layout
         self.geometry = geometry
         self.storage = torch.zeros(geometry.total_bytes, dtype=torch.uint8, device=device)
-        self._views = {
-            (g.name, t.name): self._layer_views(g, t.name) for g in layout.groups for t in g.tensors
-        }
+        self._views = {(g.name, t.name): self._layer_views(g, t.name) for g in layout.groups for t in g.tensors}
 
     @property
     def base_address(self) -> int:

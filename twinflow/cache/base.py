@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
+from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.hashing import TokenChain
 from twinflow.contracts.hits import GroupHit
@@ -70,7 +71,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Of one pool, in units (blocks or slots). `pinned_by_io` overlaps with held and doomed."""
+    """Of one pool, in units (blocks or slots): those on its side of the boundary now. `pinned_by_io` overlaps with held
+    and doomed."""
 
     total: int
     free: int
@@ -128,11 +130,11 @@ class Cache(Protocol):
         """
         ...
 
-    def checkpoint(self, holding: Holding) -> bool:
+    def checkpoint(self, holding: Holding, kind: CheckpointKind = CheckpointKind.BOUNDARY) -> bool:
         """Copies the running state at the cursor (its writes are done, or ordered before the copy) into a slot of its
-        own and publishes it.
+        own and publishes it. `kind`: why, from `checkpoint_positions`.
 
-        Best effort: False when no slot is free or evictable, or the tree already has that checkpoint.
+        Best effort: False when no slot is free, what would go for it is worth more, or the tree already has it.
         """
         ...
 

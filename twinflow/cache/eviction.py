@@ -15,30 +15,36 @@ from twinflow.cache.worth import Policy
 
 U = TypeVar("U", bound=int)
 
+SWEEP = 2  # entries looked at again with every eviction
 COMPACT_FACTOR = 4  # rebuild the heap when it is this many times the pool
 
 Key = tuple[float, int]  # priority, rank
 
 
 class Queue(Generic[U]):
-    """Candidates by (priority, rank). Entries may be stale: they are checked when popped, never searched for. A priority
-    that has fallen counts once the unit is offered again."""
+    """Candidates by (priority, rank). Entries may be stale: they are checked when they come to the top, never searched for.
+    A priority that has fallen counts once the unit is offered again, or when the sweep comes by."""
 
     def __init__(self, pool: Pool[U], key: Callable[[U], Key], ready: Callable[[U], bool]) -> None:
         self._pool = pool
         self._key = key
         self._ready = ready
         self._heap: list[tuple[float, int, U]] = []
+        self._cursor = 0
 
     def offer(self, u: U) -> None:
         """`u` may be evicted from now on, as far as is known, and its priority is this."""
         heapq.heappush(self._heap, (*self._key(u), u))
+        self._compact()
+
+    def _compact(self) -> None:
         if len(self._heap) > COMPACT_FACTOR * self._pool.total + 64:
             self._heap = [(*self._key(v), v) for v in self.units() if self._ready(v)]
             heapq.heapify(self._heap)
 
     def peek(self) -> tuple[float, U] | None:
         """(priority, unit) of the next one to go, or None."""
+        self._sweep()
         while self._heap:
             at, rank, u = self._heap[0]
             if not self._ready(u):
@@ -62,6 +68,15 @@ class Queue(Generic[U]):
 
     def units(self) -> set[U]:
         return {u for _, _, u in self._heap}
+
+    def _sweep(self) -> None:
+        """Looks again at a few entries: what a class of entries is worth can change while none of them is touched."""
+        for _ in range(min(SWEEP, len(self._heap))):
+            self._cursor = (self._cursor + 1) % len(self._heap)
+            at, rank, u = self._heap[self._cursor]
+            if self._ready(u) and (now := self._key(u)) < (at, rank):
+                heapq.heappush(self._heap, (*now, u))
+        self._compact()
 
 
 class Evictor:

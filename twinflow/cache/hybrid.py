@@ -12,13 +12,16 @@ from collections.abc import Iterable, Sequence
 
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import BlockId, Copier, Holding, Match, PoolCounts, SlotId
+from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.events import EventLog
 from twinflow.cache.eviction import Evictor
 from twinflow.cache.integrity import check
 from twinflow.cache.plan import Plan, Planner, group_hits
 from twinflow.cache.pool import Pool, StepClock
 from twinflow.cache.publish import Live, Publisher
+from twinflow.cache.room import Room
 from twinflow.cache.tree import Found, Node, PrefixTree
+from twinflow.cache.worth import Recency, Worth
 from twinflow.contracts.errors import BadRequest, TooLong
 from twinflow.contracts.events import CacheEvent, EventKind
 from twinflow.contracts.groups import CacheLayout
@@ -30,7 +33,13 @@ from twinflow.contracts.tags import StateTag
 class HybridCache:
     """Implements `base.Cache`. Owned by the engine loop's thread."""
 
-    def __init__(self, layout: CacheLayout, geometry: ArenaGeometry, copier: Copier) -> None:
+    def __init__(
+        self,
+        layout: CacheLayout,
+        geometry: ArenaGeometry,
+        copier: Copier,
+        policy: type[Worth] | type[Recency] = Worth,
+    ) -> None:
         self.layout = layout
         self.geometry = geometry
         self._fingerprint = layout.fingerprint()
@@ -38,11 +47,13 @@ class HybridCache:
         self._copier = copier
         self._steps = StepClock()
         self._blocks = Pool(layout.attention.name, geometry.blocks, BlockId, self._steps)
-        self._slots = Pool(layout.state.name, geometry.slots, SlotId, self._steps)
+        self._slots = Pool(layout.state.name, geometry.slots, SlotId, self._steps, total=geometry.slot_floor)
         self._log = EventLog()
         self._tree = PrefixTree(layout.block_tokens, self._blocks, self._slots, self._log)
-        self._evictor = Evictor(self._tree, self._blocks, self._slots)
-        self._planner = Planner(layout, self._tree, self._slots, self._evictor)
+        self._policy = policy(layout, self._tree, self._blocks, self._slots)
+        self._evictor = Evictor(self._tree, self._blocks, self._slots, self._policy)
+        self._room = Room(geometry, self._tree, self._blocks, self._slots, self._evictor, self._policy)
+        self._planner = Planner(layout, self._tree, self._slots, self._room)
         self._publisher = Publisher(self._tree, self._blocks, self._slots)
         self._live: dict[int, Live] = {}  # unreleased holdings by id(); `Live` keeps them alive, so ids are unique
         self._tick = 0  # logical time of the last verb that used something
@@ -61,7 +72,7 @@ class HybridCache:
 
     def hold_prefix(self, chain: TokenChain) -> Holding:
         found = self._tree.walk(chain)
-        holding = self._hold_path(chain, found, found.full)
+        holding = self._hold_path(chain, found, found.full, None)
         holding.written_tokens = holding.hit_attention_tokens = len(found.full) * self._block_tokens
         return holding
 
@@ -69,10 +80,12 @@ class HybridCache:
         self._require(holding, slot=False)
         self._check_fits(holding.chain, total_tokens)
         need = self._blocks_for(total_tokens) - len(holding.blocks)
-        if need > self._evictor.available_blocks(off_stream=True) or not self._evictor.available_slots(off_stream=True):
+        slots = self._room.fit(need, 1, off_stream=True)
+        if slots is None:
             return False
-        holding.blocks += self._evictor.take_blocks(need, off_stream=True)
-        holding.slot = self._evictor.take_slot(off_stream=True)
+        self._room.move(slots)
+        holding.blocks += self._room.take_blocks(need, self._tick, leave_slots=1, off_stream=True)
+        holding.slot = self._room.take_slot(self._tick, off_stream=True)
         return True
 
     def adopt(self, holding: Holding, tag: StateTag) -> None:
@@ -104,22 +117,27 @@ class HybridCache:
         if holding.position // self._block_tokens > holding.published_blocks:
             self._publisher.publish(live, holding.position // self._block_tokens)
 
-    def checkpoint(self, holding: Holding) -> bool:
+    def checkpoint(self, holding: Holding, kind: CheckpointKind = CheckpointKind.BOUNDARY) -> bool:
         live = self._require(holding)
         if holding.slot is None or holding.position == 0:
             return False
         self._tick += 1
         node, tail = self._publisher.home(live, holding.position)
+        gain = holding.position - live.saved_tokens
         if tail in node.states:
             self._slots.used[node.states[tail]] = self._tick
+            live.saved_tokens = holding.position
             return False
         self._tree.prune(node)
-        if not self._evictor.available_slots():
+        loss = self._room.cheapest_slot(self._tick)
+        if loss is None or loss > self._worth_of(kind, gain):
             return False
-        slot = self._evictor.take_slot()
+        slot = self._room.take_slot(self._tick)
         try:
             self._copy_slot(holding.slot, slot)
             self._tree.store_state(*self._publisher.home(live, holding.position), slot)
+            self._policy.stored(slot, kind, gain)
+            live.saved_tokens = holding.position
         finally:
             self._slots.unref(slot, self._tick, retire=False)
         return True
@@ -129,8 +147,9 @@ class HybridCache:
             return
         live = self._require(holding, slot=None)
         self._tick += 1
-        if donate and holding.slot is not None and holding.position > 0:
-            self._publisher.donate(live, holding.slot, self._tick)
+        stored = self._publisher.donate(live, self._tick) if donate else None
+        if stored is not None:
+            self._policy.stored(stored, CheckpointKind.END, holding.position - live.saved_tokens)
         for block in reversed(holding.blocks):
             self._blocks.unref(block, self._tick)
         if holding.slot is not None:
@@ -193,7 +212,9 @@ class HybridCache:
         return {self._blocks.name: len(self._tree.block_nodes), self._slots.name: len(self._tree.slot_homes)}
 
     def max_request_tokens(self) -> int:
-        return self.geometry.blocks * self._block_tokens if self.geometry.slots else 0
+        if not self.geometry.slots:
+            return 0
+        return self.geometry.blocks_beside(max(1, self.geometry.slot_floor)) * self._block_tokens
 
     def check_integrity(self) -> None:
         holdings = [live.holding for live in self._live.values()]
@@ -201,7 +222,8 @@ class HybridCache:
 
     def _execute(self, chain: TokenChain, found: Found, plan: Plan) -> Holding:
         """Carries out a plan that fits. What is only copied from is referenced meanwhile, so that it is not evicted."""
-        holding = self._hold_path(chain, found, plan.full)
+        holding = self._hold_path(chain, found, plan.full, plan.checkpoint)
+        self._live[id(holding)].saved_tokens = plan.resume_tokens
         source = plan.common.kv if plan.common is not None else None
         if source is not None:
             self._blocks.ref(source, self._tick)
@@ -209,8 +231,10 @@ class HybridCache:
             self._slots.ref(plan.checkpoint, self._tick)
         if plan.take_over_block and source is not None:
             holding.blocks.append(source)
-        holding.blocks += self._evictor.take_blocks(plan.new_blocks)
-        holding.slot = plan.checkpoint if plan.take_over_slot else self._evictor.take_slot()
+        self._room.move(plan.slots)
+        leave_slots = int(not plan.take_over_slot)
+        holding.blocks += self._room.take_blocks(plan.new_blocks, self._tick, leave_slots=leave_slots)
+        holding.slot = plan.checkpoint if plan.take_over_slot else self._room.take_slot(self._tick)
         try:
             if source is not None and not plan.take_over_block:
                 self._copy_block(source, holding.blocks[len(plan.full)])
@@ -238,11 +262,10 @@ class HybridCache:
             assert self._slots.exclusive(plan.checkpoint)
             self._tree.drop_state(plan.checkpoint)
 
-    def _hold_path(self, chain: TokenChain, found: Found, full: Sequence[Node]) -> Holding:
-        """A new holding with references on full blocks; the whole path counts as used now."""
+    def _hold_path(self, chain: TokenChain, found: Found, full: Sequence[Node], checkpoint: SlotId | None) -> Holding:
+        """A new holding with references on full blocks, that will resume at `checkpoint`."""
         self._tick += 1
-        for slot in found.checkpoints.values():
-            self._slots.used[slot] = self._tick
+        self._policy.hit(found, checkpoint, self._tick)
         holding = Holding(chain, published_blocks=len(full), hit_checkpoints=tuple(found.checkpoints))
         for node in full:
             assert node.kv is not None
@@ -250,6 +273,11 @@ class HybridCache:
             holding.blocks.append(node.kv)
         self._live[id(holding)] = Live(holding, full[-1] if full else None)
         return holding
+
+    def _worth_of(self, kind: CheckpointKind, gain_tokens: int) -> float:
+        """Of a new checkpoint, as `Room.cheapest_slot` counts it."""
+        expected = self._policy.expected(kind, gain_tokens, self._tick)
+        return self.geometry.slot_bytes * self._policy.cost(expected, self._tick)
 
     def _copy_block(self, source: BlockId, target: BlockId) -> None:
         self._blocks.fence(source)
@@ -276,8 +304,8 @@ class HybridCache:
         if total_tokens > self.max_request_tokens():
             raise TooLong(
                 f"a request of {total_tokens} tokens needs {self._blocks_for(total_tokens)} blocks of {self._block_tokens} "
-                f"tokens and 1 state slot; this worker has {self.geometry.blocks} blocks and {self.geometry.slots} slots, "
-                f"enough for {self.max_request_tokens()} tokens"
+                f"tokens and 1 state slot; this worker has {self.max_request_tokens() // self._block_tokens} "
+                f"blocks and {self.geometry.slots} slots, enough for {self.max_request_tokens()} tokens"
             )
 
     def _blocks_for(self, tokens: int) -> int:

@@ -53,7 +53,9 @@ def _check_pool(pool: Pool[U], refs: "Counter[U]", published: set[U]) -> None:
         tally[pool.state[u]] += 1
     counts = pool.counts()
     found = tuple(tally[s] for s in UnitState)
-    assert (counts.free, counts.cached, counts.held, counts.doomed) == found[:4], f"{pool.name}: {counts}, found {found}"
+    assert (counts.free, counts.cached, counts.held, counts.doomed) == found[:4], (
+        f"{pool.name}: {counts}, found {found}"
+    )
     assert sum(found[:4]) == counts.total == pool.total, f"{pool.name}: {counts} does not add up"
     assert counts.pinned_by_io == sum(n > 0 for n in pool.pins), f"{pool.name}: {counts} miscounts pins"
     assert pool.reclaimable_count == sum(pool.reclaimable), f"{pool.name}: reclaimable count"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twinflow.cache.base import SlotId
-from twinflow.cache.eviction import Evictor
 from twinflow.cache.pool import Pool
+from twinflow.cache.room import Room
 from twinflow.cache.tree import Found, Node, PrefixTree
 from twinflow.contracts.groups import CacheLayout, GroupKind
 from twinflow.contracts.hashing import TOKEN_BYTES
@@ -24,6 +24,7 @@ class Plan:
     new_blocks: int
     take_over_block: bool
     take_over_slot: bool
+    slots: int  # that there have to be: where the boundary goes first
 
 
 def group_hits(layout: CacheLayout, found: Found, reach_tokens: int) -> tuple[GroupHit, ...]:
@@ -39,24 +40,29 @@ def group_hits(layout: CacheLayout, found: Found, reach_tokens: int) -> tuple[Gr
 class Planner:
     """Reads the tree and the pools, never changes them."""
 
-    def __init__(self, layout: CacheLayout, tree: PrefixTree, slots: Pool[SlotId], evictor: Evictor) -> None:
+    def __init__(self, layout: CacheLayout, tree: PrefixTree, slots: Pool[SlotId], room: Room) -> None:
         self._layout = layout
         self._tree = tree
         self._slots = slots
-        self._evictor = evictor
+        self._room = room
 
     def plan(self, found: Found, prompt_tokens: int, total_blocks: int) -> Plan | None:
         """None when it does not fit now."""
         plan = self._plan(found, found.common, prompt_tokens, total_blocks)
         if plan is None and found.common is not None:
-            # The block to copy from may be the very one that is needed: without it an idle cache always has room.
+            # The block to copy from may be the very one that is needed: without it an idle cache always has room,
             plan = self._plan(found, None, prompt_tokens, total_blocks)
+        if plan is None and found.checkpoints:
+            # unless the state to resume from lies where blocks are needed.
+            plan = self._plan(found, None, prompt_tokens, total_blocks, resumes=False)
         return plan
 
-    def _plan(self, found: Found, common: Node | None, prompt_tokens: int, total_blocks: int) -> Plan | None:
+    def _plan(
+        self, found: Found, common: Node | None, prompt_tokens: int, total_blocks: int, *, resumes: bool = True
+    ) -> Plan | None:
         block_tokens = self._layout.block_tokens
         reach = len(found.full) * block_tokens + (found.common_tokens if common is not None else 0)
-        resume = usable_tokens(group_hits(self._layout, found, reach), prompt_tokens)
+        resume = usable_tokens(group_hits(self._layout, found, reach), prompt_tokens) if resumes else 0
         checkpoint = found.checkpoints[resume] if resume else None
 
         # Extending a block in place loses nothing only where the whole of it is a prefix of this prompt.
@@ -67,15 +73,15 @@ class Planner:
             and self._tree.evictable(common)
         )
         new_blocks = total_blocks - len(found.full) - take_block
-        matched = [*found.full, common] if common is not None else found.full
         # What was just matched cannot be evicted for it.
-        if new_blocks > self._evictor.available_blocks() - sum(self._tree.evictable(n) for n in matched):
-            return None
-
-        idle = checkpoint is not None and self._slots.reclaimable[checkpoint]
-        others = self._evictor.available_slots() - idle
+        keep = [*found.full, common] if common is not None else found.full
         # A checkpoint inside a block is the end of one conversation; one at a boundary is what siblings share.
-        take_slot = idle and (resume % block_tokens != 0 or not others)
-        if not take_slot and not others:
+        idle = checkpoint is not None and self._slots.reclaimable[checkpoint]
+        take_slot = idle and resume % block_tokens != 0
+        slots = self._room.fit(new_blocks, int(not take_slot), keep_blocks=keep, keep_slot=checkpoint)
+        if slots is None and idle and not take_slot:
+            take_slot = True
+            slots = self._room.fit(new_blocks, 0, keep_blocks=keep, keep_slot=checkpoint)
+        if slots is None:
             return None
-        return Plan(found.full, common, reach, resume, checkpoint, new_blocks, take_block, take_slot)
+        return Plan(found.full, common, reach, resume, checkpoint, new_blocks, take_block, take_slot, slots)

@@ -39,7 +39,9 @@ class Pool(Generic[U]):
     Of at most `size` units the first `total` are there; the boundary of the arena moves that number.
     """
 
-    def __init__(self, name: str, size: int, unit: Callable[[int], U], steps: StepClock, total: int | None = None) -> None:
+    def __init__(
+        self, name: str, size: int, unit: Callable[[int], U], steps: StepClock, total: int | None = None
+    ) -> None:
         self.name = name
         self.size = size
         self.total = size if total is None else total

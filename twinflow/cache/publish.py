@@ -21,6 +21,7 @@ class Live:
 
     holding: Holding
     tip: Node | None = None
+    saved_tokens: int = 0  # deepest checkpoint of its path that it resumed from or has stored
 
     @property
     def start(self) -> Node | None:
@@ -58,17 +59,22 @@ class Publisher:
             near = None
         return self._tree.boundary(chain, blocks, near), chain.packed(blocks * self._tree.block_tokens, position)
 
-    def donate(self, live: Live, slot: SlotId, tick: int) -> None:
-        """The slot becomes the checkpoint at the cursor, the tail block a partial block. What the tree already has stays."""
-        holding = live.holding
+    def donate(self, live: Live, tick: int) -> SlotId | None:
+        """The slot becomes the checkpoint at the cursor, the tail block a partial block. What the tree already has stays;
+        returns the slot if it was stored."""
+        holding, slot = live.holding, live.holding.slot
+        if slot is None or holding.position == 0:
+            return None
         self.publish(live, holding.position // self._tree.block_tokens)
         node, tail = self.home(live, holding.position)
+        new = tail not in node.states and not self._slots.pins[slot]
         if tail in node.states:
             self._slots.used[node.states[tail]] = tick
-        elif not self._slots.pins[slot]:
+        elif new:
             self._tree.store_state(node, tail, slot)
         self._donate_tail(holding, node)
         self._tree.prune(node)
+        return slot if new else None
 
     def _donate_tail(self, holding: Holding, node: Node) -> None:
         """KV is valid up to `written_tokens`, which may be behind or beyond the cursor's tail."""

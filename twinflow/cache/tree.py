@@ -190,6 +190,21 @@ class PrefixTree:
             self.evictable_blocks -= 1
             self._block(node.parent)
 
+    def carried(self, node: Node) -> list[SlotId]:
+        """Checkpoints whose last tokens have their KV in the node's own block."""
+        slots = list(node.states.values())
+        beside = node.parent.states if node.parent is not None else {}
+        if len(beside) > self.block_tokens:
+            tails = [node.tokens[:end] for end in range(TOKEN_BYTES, len(node.tokens) + 1, TOKEN_BYTES)]
+            return slots + [beside[t] for t in tails if t in beside]
+        return slots + [slot for tail, slot in beside.items() if tail and node.tokens.startswith(tail)]
+
+    def carries(self, node: Node, tail: bytes) -> bool:
+        """Whether attention reaches the checkpoint after `tail` behind the node's boundary."""
+        if node.kv is None and node.parent is not None:
+            return False
+        return not tail or self.closest(node, tail)[1] * TOKEN_BYTES == len(tail)
+
     def nodes(self) -> Iterator[Node]:
         """All nodes, parents before children. O(tree)."""
         stack = list(self.roots.values())

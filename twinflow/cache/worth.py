@@ -21,7 +21,7 @@ from typing import Protocol
 from twinflow.cache.base import BlockId, SlotId
 from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.pool import Pool
-from twinflow.cache.tree import Found, Node, PrefixTree
+from twinflow.cache.tree import Found, PrefixTree
 from twinflow.contracts.groups import CacheLayout
 
 BARE_BLOCK = 0.05
@@ -167,8 +167,3 @@ class Worth:
             self._hits[which] = self._hits.get(which, 0.0) / 2
         self._tries[which] = tries
         self._log_chance.pop(which, None)
-
-
-def known_node(node: Node) -> bool:
-    """Whether attention reaches the node's own boundary."""
-    return node.kv is not None or node.parent is None

@@ -309,6 +309,15 @@ Notice = Matched | Generated | Offered | Prefilled | PullDone | Done | Answer
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What the engine has computed since its start. A prompt's tokens count as prefill, forced ones too."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """At most one per loop turn."""
 
@@ -316,6 +325,7 @@ class Report:
     events: tuple[CacheEvent, ...]
     load: Load
     counts: dict[str, PoolCounts]
+    work: Work = field(default_factory=Work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from twinflow.contracts.errors import ModelError
 from twinflow.contracts.hashing import pack_tokens, root_hash
 from twinflow.contracts.requests import GenerateRequest, SamplingParams
 from twinflow.contracts.workers import Role
-from twinflow.engine.base import Flush, Mode, Ready, Submit
+from twinflow.engine.base import Flush, Mode, Ready, Submit, Work
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine
 from twinflow.models.base import HybridModel
@@ -69,6 +69,7 @@ def warm_up(engine: Engine) -> None:
     while engine.busy:
         engine.turn([])
     engine.turn([Flush()])
+    engine.runner.work = Work()  # nobody asked for it
 
 
 def describe(config: EngineConfig, model: HybridModel, arena: Arena, cache: Cache, link: Transport | None) -> Ready:

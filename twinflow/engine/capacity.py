@@ -2,7 +2,7 @@
 
     device · utilisation = weights + workspace + arena          (what is not used stays with the driver)
     arena                = blocks + slots + less than one block
-    slots                = one per running request + further ones for checkpoints
+    slots                ≥ one per running request + those kept for checkpoints (the boundary moves between both floors)
 
 Pure. The arena is split by the very function that a worker splits it with, so the numbers are those of its pools.
 """
@@ -46,17 +46,14 @@ class Lengths:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What an operator chooses. Either `device_bytes` (of the whole device) or `cache_bytes` (of the arena alone).
-
-    `checkpoint_slots` None: as many as cached conversations of `typical_tokens` fit beside the running requests.
-    """
+    `max_running` and `checkpoint_slots` are the slots that there are whatever happens."""
 
     role: Role
     max_running: int
     device_bytes: int | None = None
     utilisation: float = 0.9
     cache_bytes: int | None = None
-    checkpoint_slots: int | None = None
-    typical_tokens: int | None = None
+    checkpoint_slots: int = 0
     step_tokens: int = 2048
 
     def __post_init__(self) -> None:
@@ -67,10 +64,10 @@ class Ask:
         for name in ("max_running", "step_tokens"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} must be at least 1, got {getattr(self, name)}", param=name)
-        if self.checkpoint_slots is not None and self.checkpoint_slots < 0:
-            raise BadRequest(f"checkpoint_slots must be 0 or more, got {self.checkpoint_slots}", param="checkpoint_slots")
-        if self.checkpoint_slots is None and self.typical_tokens is None:
-            raise BadRequest("give the number of checkpoint slots or a typical length", param="checkpoint_slots")
+        if self.checkpoint_slots < 0:
+            raise BadRequest(
+                f"checkpoint_slots must be 0 or more, got {self.checkpoint_slots}", param="checkpoint_slots"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,8 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """One request of `tokens` tokens. `at_once`: how many of them run here together; `bound`: what stops the next one."""
+    """One request of `tokens` tokens. `at_once`: how many of them run here together; `bound`: what stops the next one;
+    `cached`: how many finished ones of that length stay beside those, each with its blocks and one checkpoint."""
 
     tokens: int
     blocks: int
@@ -92,6 +90,7 @@ class RequestCost:
     size_bytes: int
     at_once: int
     bound: Bound
+    cached: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class Capacity:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens of attention KV; states have no length."""
+        """Tokens of attention KV while no more slots are taken than there always are; states have no length."""
         return self.geometry.blocks * self.layout.block_tokens
 
     @property
@@ -133,11 +132,17 @@ class Capacity:
 
     @property
     def slots_bytes(self) -> int:
-        return self.geometry.slots * self.geometry.slot_bytes
+        """Of those that there always are."""
+        return self.geometry.slot_floor * self.geometry.slot_bytes
 
     @property
     def unused_bytes(self) -> int:
-        return self.geometry.total_bytes - self.blocks_bytes - self.slots_bytes
+        return self.unused_beside(self.geometry.slot_floor)
+
+    def unused_beside(self, slots: int) -> int:
+        """Bytes of the arena that are neither in a block nor in a slot while the boundary stands at `slots`."""
+        g = self.geometry
+        return g.total_bytes - slots * g.slot_bytes - g.blocks_beside(slots) * g.block_bytes
 
     @property
     def all_running_tokens(self) -> int:
@@ -150,10 +155,20 @@ class Capacity:
         blocks = blocks_for(tokens, self.layout)
         size = request_bytes(tokens, self.layout)
         if tokens > self.max_model_tokens:
-            return RequestCost(tokens, blocks, 1, size, 0, Bound.MODEL)
+            return RequestCost(tokens, blocks, 1, size, 0, Bound.MODEL, 0)
         fit = self.geometry.blocks // blocks
         bound = Bound.ATTENTION if fit < self.max_running else Bound.STATE
-        return RequestCost(tokens, blocks, 1, size, min(fit, self.max_running), bound)
+        running = min(fit, self.max_running)
+        return RequestCost(tokens, blocks, 1, size, running, bound, self._kept(blocks) - running)
+
+    def _kept(self, blocks: int) -> int:
+        """How many requests of `blocks` blocks and one slot the arena holds, wherever its boundary has to be for that."""
+        g = self.geometry
+        in_floor = min(g.slot_floor, g.blocks // blocks)
+        beyond = g.total_bytes // (blocks * g.block_bytes + g.slot_bytes)
+        while beyond * blocks > g.blocks_beside(beyond):  # block floor and rounding
+            beyond -= 1
+        return max(in_floor, min(beyond, g.slots))
 
     def at_most(self, tokens: int) -> int:
         """How many requests of `tokens` tokens would run at once were the arena split for them alone, no checkpoint kept."""
@@ -169,22 +184,18 @@ def plan_capacity(shape: ModelShape, ask: Ask) -> Capacity:
     outside = weights + sum(term.size_bytes for term in workspace)
     arena = ask.cache_bytes if usable is None else usable - outside
     assert arena is not None
-    further = ask.checkpoint_slots
-    if further is None:
-        assert ask.typical_tokens is not None
-        further = balanced_checkpoints(layout, arena, ask.max_running, ask.typical_tokens)
     try:
-        geometry = ArenaGeometry.split(layout, arena, ask.max_running + further)
+        geometry = ArenaGeometry.split(layout, arena, ask.max_running + ask.checkpoint_slots)
     except ValueError as error:
         if usable is None:
             raise ModelError(str(error), param="cache_bytes") from error
-        raise ModelError(_too_small(layout, ask, usable, outside, arena, further), param="device_bytes") from error
+        raise ModelError(_too_small(layout, ask, usable, outside, arena), param="device_bytes") from error
     return Capacity(
         role=ask.role,
         layout=layout,
         geometry=geometry,
         max_running=ask.max_running,
-        checkpoint_slots=further,
+        checkpoint_slots=ask.checkpoint_slots,
         max_model_tokens=shape.max_model_tokens,
         device_bytes=ask.device_bytes,
         usable_bytes=usable,
@@ -204,23 +215,18 @@ def plan_workspace(shape: ModelShape, ask: Ask) -> tuple[Term, ...]:
     rows = ask.max_running
     blocks = math.ceil(shape.max_model_tokens / shape.layout.block_tokens)
     terms = [
-        Term("activations", ask.step_tokens * live, f"{ask.step_tokens} step tokens × {live} B, the widest layer"),
-        Term("chunk states", chunks * temporal, f"{chunks} chunks × {temporal} B, one layer's temporal state"),
-        Term("logits", rows * shape.vocab_size * logit, f"{rows} rows × {shape.vocab_size} ids × {logit} B"),
-        Term("block tables", rows * blocks * 4, f"{rows} rows × {blocks} blocks × 4 B"),
+        Term("activations", ask.step_tokens * live, f"{ask.step_tokens:,} step tokens × {live:,} B, the widest layer"),
+        Term("chunk states", chunks * temporal, f"{chunks:,} chunks × {temporal:,} B, one layer's temporal state"),
+        Term("logits", rows * shape.vocab_size * logit, f"{rows:,} rows × {shape.vocab_size:,} ids × {logit} B"),
+        Term("block tables", rows * blocks * 4, f"{rows:,} rows × {blocks:,} blocks × 4 B"),
         Term("libraries", LIBRARY_BYTES, "allowance"),
     ]
     if ask.role is not Role.PREFILL:
         graphs = (rows - 1).bit_length() + 1
-        terms.append(Term("decode graphs", graphs * GRAPH_BYTES, f"{graphs} batch sizes × {GRAPH_BYTES} B, allowance"))
+        terms.append(
+            Term("decode graphs", graphs * GRAPH_BYTES, f"{graphs} batch sizes × {GRAPH_BYTES:,} B, allowance")
+        )
     return tuple(terms)
-
-
-def balanced_checkpoints(layout: CacheLayout, arena_bytes: int, max_running: int, tokens: int) -> int:
-    """Checkpoint slots such that blocks and checkpoints run out together: what `max_running` requests of `tokens` tokens
-    leave holds so many cached conversations of that length, one checkpoint each."""
-    each = request_bytes(tokens, layout)
-    return max(0, arena_bytes // ALIGN_BYTES * ALIGN_BYTES - max_running * each) // each
 
 
 def blocks_for(tokens: int, layout: CacheLayout) -> int:
@@ -232,13 +238,13 @@ def request_bytes(tokens: int, layout: CacheLayout) -> int:
     return blocks_for(tokens, layout) * layout.block_bytes + layout.slot_bytes
 
 
-def _too_small(layout: CacheLayout, ask: Ask, usable: int, outside: int, arena: int, further: int) -> str:
-    slots = ask.max_running + further
+def _too_small(layout: CacheLayout, ask: Ask, usable: int, outside: int, arena: int) -> str:
+    slots = ask.max_running + ask.checkpoint_slots
     need = outside + slots * layout.slot_bytes + layout.block_bytes + ALIGN_BYTES
     fits = max(0, arena - layout.block_bytes) // layout.slot_bytes
     return (
-        f"{slots} slots of {layout.slot_bytes} B and a block of {layout.block_bytes} B do not fit: {usable} B usable − "
-        f"{outside} B weights and workspace = {max(0, arena)} B, room for {fits} slots; "
-        f"it takes a device of {math.ceil(need / ask.utilisation)} B"
+        f"{slots} slots of {layout.slot_bytes:,} B and a block of {layout.block_bytes:,} B do not fit: {usable:,} B usable − "
+        f"{outside:,} B weights and workspace leave {max(0, arena):,} B, room for {fits} slots; "
+        f"it takes a device of {math.ceil(need / ask.utilisation / (1 << 30))} GiB"
         + (", or fewer running requests or checkpoints" if fits else "")
     )

@@ -8,6 +8,7 @@ from twinflow.node.settings import setting
 
 CHOICES = {"transport": ("nixl", "none"), "verify": ("none", "checksum")}
 POSITIVE = ("cache_bytes", "max_running", "block_tokens", "step_tokens", "chunk_tokens", "threads")
+NOT_NEGATIVE = ("checkpoint_slots", "checkpoint_interval_tokens", "reserve_wait_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class EngineConfig:
     device: str = setting("cpu", "cpu, cuda or cuda:N")
     cache_bytes: int = setting(256 << 20, "of the arena that holds attention blocks and state slots")
     max_running: int = setting(16, "requests that run at once, each with a state slot of its own")
-    checkpoint_slots: int = setting(16, "state slots beyond these, for saved checkpoints")
+    checkpoint_slots: int = setting(16, "state slots that checkpoints have at least; more where blocks leave room")
+    checkpoint_interval_tokens: int = setting(0, "between states saved inside a prompt; 0 = from the model's sizes")
     block_tokens: int = setting(64, "tokens of an attention block: the unit of hits and of transfer")
     step_tokens: int = setting(2048, "tokens of one step over all requests: larger is faster prefill, slower decode")
     chunk_tokens: int = setting(512, "largest part of one prompt in a step")
@@ -39,5 +41,6 @@ class EngineConfig:
         for name in POSITIVE:
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name}={getattr(self, name)} must be at least 1", param=name)
-        if self.checkpoint_slots < 0 or self.reserve_wait_s < 0:
-            raise BadRequest("checkpoint_slots and reserve_wait_s must be 0 or more", param="checkpoint_slots")
+        for name in NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise BadRequest(f"{name}={getattr(self, name)} must be 0 or more", param=name)

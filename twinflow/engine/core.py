@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
+from twinflow.cache.checkpoints import default_interval_tokens
 from twinflow.contracts.errors import (
     BadRequest,
     HandoffFailed,
@@ -68,6 +69,7 @@ class Engine:
         verify = config.verify == "checksum"
         self.offers = Offers(arena, cache, self.fingerprint, verify)
         self.pulls = Pulls(arena, cache, self.fingerprint, transfer, verify, reserve=self._enqueue)
+        self._interval_tokens = config.checkpoint_interval_tokens or default_interval_tokens(model.layout)
         self._notices: list[Notice] = []
         self._serving = False
 
@@ -98,7 +100,7 @@ class Engine:
         if not (commands or stepped or events or self._notices):
             return None
         notices, self._notices = tuple(self._notices), []
-        return Report(notices, events, self._load(), self.cache.counts())
+        return Report(notices, events, self._load(), self.cache.counts(), self.runner.work)
 
     # ---- commands ----
 
@@ -269,6 +271,7 @@ class Engine:
         sequence.phase = Phase.RUNNING
         self.runner.tables.assign(sequence)
         self.running[sequence.id] = sequence
+        sequence.plan_cuts(self._interval_tokens)
         sequence.note_hits()
         if sequence.mode is Mode.OFFER:
             self._notices += self.offers.announce(sequence)

@@ -26,11 +26,13 @@ from twinflow.contracts.workers import Load, Role, WorkerRecord
 from twinflow.engine.base import Answer, CacheSnapshot, Cancel, Flushed, Inspected, MatchFound, Notice, Ready, Report
 from twinflow.engine.client import EngineClient
 from twinflow.engine.config import EngineConfig
+from twinflow.engine.metrics import WorkerMetrics
 from twinflow.engine.questions import Questions
 from twinflow.engine.routers import RouterStreams, Submissions
 from twinflow.node.handshake import Layout
 from twinflow.node.pulse import SessionTimes
 from twinflow.node.registry.factory import RegistrySettings, registration
+from twinflow.node.scrape import ScrapeServer
 from twinflow.node.server import NodeServer, stop_signals
 from twinflow.node.settings import read_settings, setting, take
 
@@ -52,6 +54,8 @@ class FrontConfig:
     port: int = setting(0, "of the gRPC server, 0 = any free one")
     advertise: str = setting("", "host:port that other processes dial (default: host and port; own name for 0.0.0.0)")
     router: tuple[str, ...] = setting((), "gRPC addresses host:port of the routers to register at (registry=direct)")
+    metrics_host: str = setting("127.0.0.1", "where GET /metrics is answered")
+    metrics_port: int = setting(0, "of GET /metrics, 0 = any free one (see the ready line), -1 = off")
     served_model: str = setting("", "name that clients use (default: last part of the model's folder or hub id)")
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
 
@@ -128,6 +132,9 @@ class Front:
         self.load = Load()
         self.draining = False
         self.announce: Callable[[], None] = lambda: None  # tells the registry the record as it is now
+        self.registration = registration(config.registry, config.router, self.record)
+        self.metrics = WorkerMetrics(self.record, lambda: self.registration.registered)
+        self.scrapes = ScrapeServer(self.metrics.render)
         self.questions = Questions(engine.send)
         self.routers = RouterStreams(self.record, engine.send, config.session)
         self._reader: asyncio.Task[None] | None = None
@@ -194,6 +201,7 @@ class Front:
     def _handle(self, report: Report, role: RoleService) -> None:
         if report.load != self.load:
             self.load = report.load
+        self.metrics.reported(report)
         for notice in report.notices:
             try:
                 self._dispatch(notice, role)
@@ -227,7 +235,9 @@ async def open_front(
     front = Front(config, engine)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(front.close)
-        registered = registration(config.registry, config.router, front.record)
+        if config.metrics_port >= 0:
+            await front.scrapes.start(config.metrics_host, config.metrics_port)
+            stack.push_async_callback(front.scrapes.close)
         server = NodeServer(config.host, config.port)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         front.address = config.advertise or f"{reachable(config.host)}:{server.port}"
@@ -238,8 +248,8 @@ async def open_front(
         stack.push_async_callback(role.close)
         stack.callback(front.routers.close)
         await server.serving()
-        front.announce = registered.announce
-        stack.push_async_callback(_cancelled, asyncio.create_task(registered.run(), name="registration"))
+        front.announce = front.registration.announce
+        stack.push_async_callback(_cancelled, asyncio.create_task(front.registration.run(), name="registration"))
         log.info(ready_line(front))
         yield front
         log.info("%s is stopping", front.worker_id)
@@ -268,6 +278,7 @@ def ready_line(front: Front) -> str:
     return (
         f"ready: {engine.role.value} worker {engine.worker_id} at {front.address}, model {front.config.model_name}"
         f", fingerprint {ready.fingerprint}, {arena}, transport {engine.transport}, incarnation {engine.incarnation}"
+        f", metrics {front.scrapes.url or 'off'}"
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import BlockId, Cache, SlotId
+from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.contracts.errors import HandoffFailed
 from twinflow.contracts.tags import StateTag
 from twinflow.engine import base
@@ -167,6 +168,7 @@ class Pulls:
         assert sequence.holding is not None and sequence.intake is not None
         self.cache.adopt(sequence.holding, tag)
         self.cache.commit(sequence.holding)
+        self.cache.checkpoint(sequence.holding, CheckpointKind.RECEIVED)  # for a next turn that rewrites the reply
         moved = sequence.intake.moved
         sequence.stats = replace(
             sequence.stats,

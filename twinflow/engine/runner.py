@@ -8,6 +8,7 @@ from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
 from twinflow.contracts.requests import Sample
 from twinflow.engine import sampling
+from twinflow.engine.base import Work
 from twinflow.engine.batch import BlockTables, build_batch
 from twinflow.engine.sequence import Sequence
 from twinflow.models.base import HybridModel
@@ -23,6 +24,7 @@ class Runner:
         self.device = device
         blocks = -(-min(cache.max_request_tokens(), model.max_model_tokens) // model.layout.block_tokens)
         self.tables = BlockTables(rows, blocks, device)
+        self.work = Work()  # of the steps that ended well
 
     def run(self, parts: Seq[tuple[Sequence, int]]) -> list[tuple[Sequence, Sample]]:
         """Feeds `tokens` more tokens of each sequence; returns a new token for those whose known tokens are all fed.
@@ -31,6 +33,7 @@ class Runner:
         On an exception the step counts as done and nothing of it was published.
         """
         batch, sampled = build_batch(parts, self.tables, self.arena.geometry, self.device)
+        prefill_tokens = sum(prompt_tokens(s, n) for s, n in parts)
         step = self.cache.begin_step()
         try:
             for sequence, tokens in parts:
@@ -45,7 +48,12 @@ class Runner:
             assert sequence.holding is not None
             self.cache.commit(sequence.holding)
             if sequence.holding.position == sequence.cut:
-                self.cache.checkpoint(sequence.holding)
+                self.cache.checkpoint(sequence.holding, sequence.cuts.pop(sequence.holding.position))
+        self.work = Work(
+            steps=self.work.steps + 1,
+            prefill_tokens=self.work.prefill_tokens + prefill_tokens,
+            decode_tokens=self.work.decode_tokens + sum(n for _, n in parts) - prefill_tokens,
+        )
         return samples
 
     def settle(self) -> None:
@@ -69,3 +77,9 @@ class Runner:
         sequence.generated.append(token)
         sequence.chain.append([token])
         return Sample(token, sequence.finish_of(token), logprobs)
+
+
+def prompt_tokens(sequence: Sequence, tokens: int) -> int:
+    """How many of the next `tokens` tokens belong to the prompt (or are forced)."""
+    assert sequence.holding is not None
+    return max(0, min(tokens, sequence.start_tokens - sequence.holding.position))

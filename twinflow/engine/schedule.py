@@ -1,7 +1,7 @@
 """Which tokens run in the next step: a pure function of the running sequences and two budgets.
 
 Mixed steps: every decoding sequence gets its one token first (so prefill never stalls running streams), what is left of
-the step's budget goes to prefill chunks in arrival order. A chunk ends early at `cut`, a position whose state is kept.
+the step's budget goes to prefill chunks in arrival order. A chunk ends early at `cut`, the next position whose state is kept.
 """
 
 from collections.abc import Sequence

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from twinflow.cache.base import Holding
+from twinflow.cache.checkpoints import CheckpointKind, checkpoint_positions
 from twinflow.contracts.hashing import TokenChain
 from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample
 from twinflow.engine.base import Mode
@@ -43,6 +44,7 @@ class Sequence:
     intake: Intake | None = None
     first: Sample | None = None  # decode side: sampled by the prefill worker, fed after adoption
     row: int | None = None  # of the persistent block tables
+    cuts: dict[int, CheckpointKind] = field(default_factory=dict)  # positions ahead whose states are kept, ascending
     stats: RequestStats = field(default_factory=RequestStats)
 
     @property
@@ -63,9 +65,16 @@ class Sequence:
 
     @property
     def cut(self) -> int | None:
-        """Largest block boundary below the prompt's last token: its state is kept for the next request."""
-        at = (self.start_tokens - 1) // self.chain.block_tokens * self.chain.block_tokens
-        return at or None
+        """The next position at which a chunk ends so that its state can be kept."""
+        return next(iter(self.cuts), None)
+
+    def plan_cuts(self, interval_tokens: int) -> None:
+        """Once the hit is known: where the prompt's states are worth keeping."""
+        held = self.holding
+        assert held is not None
+        self.cuts = checkpoint_positions(
+            held.resumed_tokens, held.written_tokens, self.start_tokens, self.chain.block_tokens, interval_tokens
+        )
 
     def finish_of(self, token_id: int) -> FinishReason | None:
         """Whether `token_id`, just appended to `generated`, is the last one."""

@@ -7,23 +7,32 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """An RMS norm over each head of q or k: scaled by weight (D,), or by 1 + weight with `unit_offset`."""
+
+    weight: torch.Tensor
+    eps: float
+    unit_offset: bool
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSet:
     """One implementation of each operation; signatures and semantics are those of `<op>/reference.py`.
 
     State kernels update their pools in place by row index; index -1 means padding everywhere.
     """
 
+    name: str  # "reference" or "triton"
     rms_norm: Callable[..., torch.Tensor]
     rms_norm_unit_offset: Callable[..., torch.Tensor]
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     gated_rms_norm: Callable[..., torch.Tensor]
     gated_group_norm: Callable[..., torch.Tensor]
     sigmoid_gate: Callable[..., torch.Tensor]
     swiglu: Callable[..., torch.Tensor]
     rotary_angles: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    apply_rotary: Callable[..., torch.Tensor]
-    write_kv: Callable[..., None]
+    attention_inputs: Callable[..., torch.Tensor]
     paged_attention: Callable[..., torch.Tensor]
     causal_conv1d: Callable[..., torch.Tensor]
-    delta_gates: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    gated_delta_rule: Callable[..., torch.Tensor]
+    gated_delta: Callable[..., torch.Tensor]
     mamba2_ssd: Callable[..., torch.Tensor]

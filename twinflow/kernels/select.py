@@ -1,5 +1,11 @@
 """The one place that chooses between versions of the kernels."""
 
+import importlib.util
+import logging
+
+import torch
+
+from twinflow.kernels.attention_inputs import reference as inputs
 from twinflow.kernels.base import KernelSet
 from twinflow.kernels.causal_conv1d import reference as conv
 from twinflow.kernels.gated_delta_rule import reference as delta
@@ -10,28 +16,64 @@ from twinflow.kernels.norms import reference as norms
 from twinflow.kernels.paged_attention import reference as attention
 from twinflow.kernels.rotary import reference as rotary
 
+log = logging.getLogger(__name__)
+
+
+def select_kernels(device: str) -> KernelSet:
+    """Kernels for `device` ("cpu", "cuda:0"): Triton on an NVIDIA GPU where it is installed, else plain torch. Says which."""
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu and importlib.util.find_spec("triton") is not None:
+        kernels, why = triton_kernels(), torch.cuda.get_device_name(device)
+    else:
+        kernels, why = reference_kernels(), "triton is not installed" if on_gpu else "no GPU kernels for this device"
+    log.info("kernels for %s: %s (%s)", device, kernels.name, why)
+    return kernels
+
 
 def reference_kernels() -> KernelSet:
     """Plain torch everywhere: the oracle, and what CPU runs on."""
     return KernelSet(
+        name="reference",
         rms_norm=norms.rms_norm,
         rms_norm_unit_offset=norms.rms_norm_unit_offset,
+        add_rms_norm=norms.add_rms_norm,
         gated_rms_norm=norms.gated_rms_norm,
         gated_group_norm=group_norm.gated_group_norm,
         sigmoid_gate=gating.sigmoid_gate,
         swiglu=gating.swiglu,
         rotary_angles=rotary.rotary_angles,
-        apply_rotary=rotary.apply_rotary,
-        write_kv=attention.write_kv,
+        attention_inputs=inputs.attention_inputs,
         paged_attention=attention.paged_attention,
         causal_conv1d=conv.causal_conv1d,
-        delta_gates=delta.delta_gates,
-        gated_delta_rule=delta.gated_delta_rule,
+        gated_delta=delta.gated_delta,
         mamba2_ssd=ssd.mamba2_ssd,
     )
 
 
-def select_kernels(device: str) -> KernelSet:
-    """Kernels for `device` ("cpu", "cuda:0"). Every device gets the reference versions today."""
-    del device
-    return reference_kernels()
+def triton_kernels() -> KernelSet:
+    """Triton everywhere but for the angles, computed once per pass. Raises ImportError where triton is missing."""
+    from twinflow.kernels.attention_inputs import triton as inputs
+    from twinflow.kernels.causal_conv1d import triton as conv
+    from twinflow.kernels.gated_delta_rule import triton as delta
+    from twinflow.kernels.gated_group_norm import triton as group_norm
+    from twinflow.kernels.gating import triton as gating
+    from twinflow.kernels.mamba2_ssd import triton as ssd
+    from twinflow.kernels.norms import triton as norms
+    from twinflow.kernels.paged_attention import triton as attention
+
+    return KernelSet(
+        name="triton",
+        rms_norm=norms.rms_norm,
+        rms_norm_unit_offset=norms.rms_norm_unit_offset,
+        add_rms_norm=norms.add_rms_norm,
+        gated_rms_norm=norms.gated_rms_norm,
+        gated_group_norm=group_norm.gated_group_norm,
+        sigmoid_gate=gating.sigmoid_gate,
+        swiglu=gating.swiglu,
+        rotary_angles=rotary.rotary_angles,
+        attention_inputs=inputs.attention_inputs,
+        paged_attention=attention.paged_attention,
+        causal_conv1d=conv.causal_conv1d,
+        gated_delta=delta.gated_delta,
+        mamba2_ssd=ssd.mamba2_ssd,
+    )

@@ -35,3 +35,7 @@ class Norm(Protocol):
     """A norm with its weight bound: (..., n) -> (..., n), same dtype."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x + y` and its norm."""
+        ...

@@ -30,9 +30,15 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (*_SHARED, ("grpc.so_reuseport", 0))  # a taken port is an error
 
 
-def open_channel(address: str) -> aio.Channel:
+def unary_options(wait_s: float) -> tuple[tuple[str, int], ...]:
+    """Of a channel for single calls, which nobody repeats: connecting may take as long as the call, not just one back-off."""
+    patient = {**dict(CHANNEL_OPTIONS), "grpc.min_reconnect_backoff_ms": max(1, round(2 * wait_s * 1e3))}
+    return tuple(patient.items())
+
+
+def open_channel(address: str, options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS) -> aio.Channel:
     """A lazy channel to `host:port`; the caller closes it."""
-    return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return aio.insecure_channel(address, options=options)
 
 
 def new_server() -> aio.Server:

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tests.kernels.varlen import SPLITS, bools, nan_pool, rows
+from tests.kernels.varlen import SPLITS, bools, cu, nan_pool, rows
 from twinflow.kernels.mamba2_ssd.reference import mamba2_ssd
 
 H, G, P, N = 6, 2, 24, 16
@@ -43,7 +43,7 @@ class Inputs:
     def run(self, state: torch.Tensor, lens: list[int], at: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         h = self.heads
         return mamba2_ssd(
-            self.x, self.b, self.c, self.dt, h.a_log, h.dt_bias, h.skip, state, at, fresh, tuple(lens)
+            self.x, self.b, self.c, self.dt, h.a_log, h.dt_bias, h.skip, state, at, fresh, cu(lens), tuple(lens)
         )  # fmt: skip
 
 

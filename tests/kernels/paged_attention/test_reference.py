@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tests.kernels.varlen import SPLITS
+from tests.kernels.varlen import SPLITS, cu
 from twinflow.kernels.paged_attention.reference import paged_attention, write_kv
 
 H, HKV, D, BLOCK = 4, 2, 8, 16
@@ -38,7 +38,8 @@ class Cache:
         tables = self.table[seqs].clone()
         for i, (a, n) in enumerate(work):
             tables[i, -(-(a + n) // BLOCK) :] = -1
-        return paged_attention(q, self.k, self.v, tables, contexts, tuple(n for _, n in work), D**-0.5)
+        lens = tuple(n for _, n in work)
+        return paged_attention(q, self.k, self.v, tables, contexts, cu(lens), lens, D**-0.5)
 
 
 def inputs(tokens: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -109,7 +110,7 @@ def test_keys_already_there_are_read_not_written() -> None:
     cache = Cache.empty(1, 2)
     write_kv(k, v, cache.k, cache.v, cache.slots(0, 0, 30))
     write_kv(k[9:] * 0, v[9:] * 0, cache.k, cache.v, torch.full((21,), -1))
-    got = paged_attention(q[9:], cache.k, cache.v, cache.table, torch.tensor([30]), (21,), D**-0.5)
+    got = paged_attention(q[9:], cache.k, cache.v, cache.table, torch.tensor([30]), cu([21]), (21,), D**-0.5)
     torch.testing.assert_close(got, naive(q, k, v)[9:], rtol=1e-5, atol=1e-6)
 
 
@@ -121,7 +122,7 @@ def test_padding_sequences_give_zero(lens: tuple[int, ...]) -> None:
     write_kv(k[middle], v[middle], cache.k, cache.v, cache.slots(0, 0, 1))
     tables = torch.full((3, 2), -1, dtype=torch.int32)
     tables[1] = cache.table[0]
-    got = paged_attention(q, cache.k, cache.v, tables, torch.tensor([0, 1, 0]), lens, D**-0.5)
+    got = paged_attention(q, cache.k, cache.v, tables, torch.tensor([0, 1, 0]), cu(lens), lens, D**-0.5)
     torch.testing.assert_close(got[middle], naive(q[middle], k[middle], v[middle]), rtol=1e-5, atol=1e-6)
     assert got[: lens[0]].eq(0).all()
     assert got[middle.stop :].eq(0).all()

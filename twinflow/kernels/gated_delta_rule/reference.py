@@ -27,6 +27,30 @@ def delta_gates(
     return g, torch.sigmoid(b.float())
 
 
+def gated_delta(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    state_rows: torch.Tensor,
+    fresh: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    seq_lens: tuple[int, ...],
+    l2norm_eps: float = 1e-6,
+) -> torch.Tensor:
+    """`delta_gates`, then `gated_delta_rule`: what a layer calls, so that faster versions can do both at once.
+
+    q, k, v may have any token stride, their heads side by side; cu_seqlens (B+1,) int32 repeats seq_lens on the device.
+    """
+    del cu_seqlens
+    g, beta = delta_gates(a, b, a_log, dt_bias)
+    return gated_delta_rule(q, k, v, g, beta, state, state_rows, fresh, seq_lens, l2norm_eps)
+
+
 def gated_delta_rule(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -28,15 +28,17 @@ def mamba2_ssd(
     state: torch.Tensor,
     state_rows: torch.Tensor,
     fresh: torch.Tensor,
+    cu_seqlens: torch.Tensor,
     seq_lens: tuple[int, ...],
 ) -> torch.Tensor:
     """Runs the recurrence over B packed sequences, from and to their rows of `state`.
 
     x (T, H, P); b, c (T, G, N), head h reads group h // (H / G); dt (T, H), before bias and softplus; a_log, dt_bias,
     skip (D) (H,); state (R, H, P, N), updated in place; state_rows (B,) int64, -1 = start from zeros and store nothing;
-    fresh (B,) bool, True = start from zeros; seq_lens: tokens per sequence. The step is not clamped: it may be anything
-    in (0, inf). Returns (T, H, P) in x.dtype.
+    fresh (B,) bool, True = start from zeros; cu_seqlens (B+1,) int32 and seq_lens, the same on the host: tokens per
+    sequence. The step is not clamped: it may be anything in (0, inf). Returns (T, H, P) in x.dtype.
     """
+    del cu_seqlens
     steps = F.softplus(dt.float() + dt_bias.float())
     g = steps * -a_log.float().exp()  # log decay, <= 0
     inputs, b, c = x.float(), b.float(), c.float()

@@ -21,6 +21,17 @@ def rms_norm_unit_offset(x: torch.Tensor, weight: torch.Tensor, eps: float) -> t
     return F.rms_norm(x.float(), x.shape[-1:], 1.0 + weight.float(), eps).to(x.dtype)
 
 
+def add_rms_norm(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x + y`, rounded to their dtype, and its norm: `rms_norm_unit_offset` or `rms_norm`.
+
+    x, y (..., n) of one dtype; weight (n,). Returns two tensors like x.
+    """
+    total = x + y
+    return total, (rms_norm_unit_offset if unit_offset else rms_norm)(total, weight, eps)
+
+
 def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Norm first, then gate: `rms_norm(x) * silu(gate)`, per head (Gated DeltaNet's output norm).
 

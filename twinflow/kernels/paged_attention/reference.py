@@ -33,6 +33,7 @@ def paged_attention(
     v_cache: torch.Tensor,
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
+    cu_seqlens: torch.Tensor,
     seq_lens: tuple[int, ...],
     scale: float,
 ) -> torch.Tensor:
@@ -40,9 +41,10 @@ def paged_attention(
 
     q (T, H, D), query head h reads kv head h // (H / Hkv); caches (blocks, Hkv, block_tokens, D); block_tables
     (B, max_blocks) int32, -1 = no block; context_lens (B,) int32, readable tokens including this batch's, 0 for padding
-    rows; seq_lens: queries per sequence, the last of which sits at position context_len - 1. Rows without readable keys
-    give 0. Reads context_lens back to the host. Returns (T, H, D) in q.dtype.
+    rows; seq_lens: queries per sequence, the last of which sits at position context_len - 1; cu_seqlens (B+1,) int32, the
+    same on the device. Rows without readable keys give 0. Reads context_lens back to the host. Returns (T, H, D) in q.dtype.
     """
+    del cu_seqlens
     split = split_batch(seq_lens)
     contexts = context_lens.tolist()
     if len(split.single) == len(seq_lens):

@@ -21,10 +21,8 @@ def sized_families() -> dict[str, Family]:
     """Architectures whose memory can be told from a config: the supported ones, also where layers are mixtures of experts,
     which nothing loads yet."""
     qwen35 = QwenFamily(separate_delta, experts=True)
-    return {
+    return supported_families() | {
         "NemotronHForCausalLM": NemotronHFamily(experts=True),
-        "Qwen3_5ForCausalLM": qwen35,
-        "Qwen3_5ForConditionalGeneration": qwen35,
         "Qwen3_5MoeForCausalLM": qwen35,
         "Qwen3_5MoeForConditionalGeneration": qwen35,
         "Qwen3NextForCausalLM": QwenFamily(interleaved_delta, experts=True),

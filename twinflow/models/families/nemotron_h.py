@@ -144,7 +144,8 @@ def _mamba(weights: Weights, prefix: str, c: NemotronHConfig, index: int, kernel
 
 def _sized_experts(weights: Weights, prefix: str, c: NemotronHConfig, e: Experts) -> SizedExperts:
     """Experts by fused names; checkpoints store each expert by itself, in the same bytes."""
-    width, latent = e.latent or c.hidden, ()
+    width = e.latent or c.hidden
+    latent: tuple[torch.Tensor, ...] = ()
     if e.latent:
         latent = (
             weights.take(f"{prefix}.fc1_latent_proj.weight", e.latent, c.hidden),

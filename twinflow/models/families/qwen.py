@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
-from twinflow.kernels.base import KernelSet
+from twinflow.kernels.base import HeadNorm, KernelSet
 from twinflow.kernels.rotary.frequencies import inverse_frequencies
 from twinflow.models.families.base import LayoutOptions
 from twinflow.models.families.qwen_config import FULL, QwenConfig
@@ -136,8 +136,8 @@ def _attention(weights: Weights, prefix: str, c: QwenConfig, index: int, kernels
         gated=True,
         qkv=attention_rows(weights, prefix, c),
         out=weights.take(f"{prefix}.o_proj.weight", c.hidden, c.heads * c.head_dim),
-        q_norm=_norm(weights, f"{prefix}.q_norm.weight", c.head_dim, c, kernels),
-        k_norm=_norm(weights, f"{prefix}.k_norm.weight", c.head_dim, c, kernels),
+        q_norm=HeadNorm(weights.take(f"{prefix}.q_norm.weight", c.head_dim), c.eps, unit_offset=True),
+        k_norm=HeadNorm(weights.take(f"{prefix}.k_norm.weight", c.head_dim), c.eps, unit_offset=True),
     )
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from twinflow.kernels.base import KernelSet
-from twinflow.models.step import Norm, Step
+from twinflow.kernels.base import HeadNorm, KernelSet
+from twinflow.models.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Attention:
     gated: bool
     qkv: torch.Tensor
     out: torch.Tensor
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
+    q_norm: HeadNorm | None = None
+    k_norm: HeadNorm | None = None
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         ops, batch, tokens = self.kernels, step.batch, x.shape[0]
@@ -33,17 +33,20 @@ class Attention:
         q = parts[0].view(tokens, self.heads, self.head_dim)
         k = parts[2].view(tokens, self.kv_heads, self.head_dim)
         v = parts[3].view(tokens, self.kv_heads, self.head_dim)
-        if self.q_norm is not None:
-            q = self.q_norm(q)
-        if self.k_norm is not None:
-            k = self.k_norm(k)
-        if step.cos is not None:
-            q, k = ops.apply_rotary(q, step.cos, step.sin), ops.apply_rotary(k, step.cos, step.sin)
         k_cache = step.views("attention", "k", self.index)
         v_cache = step.views("attention", "v", self.index)
-        ops.write_kv(k, v, k_cache, v_cache, batch.kv_slots)
+        q = ops.attention_inputs(
+            q, k, v, self.q_norm, self.k_norm, step.cos, step.sin, k_cache, v_cache, batch.kv_slots
+        )
         y = ops.paged_attention(
-            q, k_cache, v_cache, batch.block_tables, batch.context_lens, batch.seq_lens, self.scale
+            q,
+            k_cache,
+            v_cache,
+            batch.block_tables,
+            batch.context_lens,
+            batch.cu_seqlens,
+            batch.seq_lens,
+            self.scale,
         ).view(tokens, width)
         if self.gated:
             y = ops.sigmoid_gate(y, parts[1])

@@ -14,13 +14,19 @@ from twinflow.models.step import Mixer, Norm, Step
 
 @dataclass(frozen=True, slots=True)
 class ResidualBlock:
-    """`x + mixer(norm(x))`; one for each mixer and each MLP of the model."""
+    """`x + mixer(norm(x))`; one for each mixer and each MLP of the model.
+
+    The sum is left to the norm that comes next, which reads it anyway: blocks hand on `x` and what is to be added to it.
+    """
 
     norm: Norm
     mixer: Mixer
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        return x + self.mixer(self.norm(x), step)
+    def __call__(
+        self, x: torch.Tensor, added: torch.Tensor | None, step: Step
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        x, normed = (x, self.norm(x)) if added is None else self.norm.add(x, added)
+        return x, self.mixer(normed, step)
 
 
 @dataclass(slots=True)
@@ -46,7 +52,10 @@ class Decoder:
         if self.inv_freq is not None:
             cos, sin = self.kernels.rotary_angles(batch.positions, self.inv_freq)
         step = Step(batch, arena, cos, sin)
-        x = F.embedding(batch.input_ids, self.embedding)
+        x, added = F.embedding(batch.input_ids, self.embedding), None
         for block in self.blocks:
-            x = block(x, step)
-        return F.linear(self.norm(x.index_select(0, batch.logit_rows)), self.head).float()
+            x, added = block(x, added, step)
+        x = x.index_select(0, batch.logit_rows)
+        if added is not None:
+            x = x + added.index_select(0, batch.logit_rows)
+        return F.linear(self.norm(x), self.head).float()

@@ -39,16 +39,18 @@ class GatedDelta:
             mixed, self.conv, None, conv_state, batch.state_rows, batch.fresh, batch.cu_seqlens, batch.seq_lens
         )
         q, k, v = mixed.split([keys, keys, values], dim=-1)
-        g, beta = ops.delta_gates(a, b, self.a_log, self.dt_bias)
-        y = ops.gated_delta_rule(
+        y = ops.gated_delta(
             q.view(tokens, self.key_heads, self.key_dim),
             k.view(tokens, self.key_heads, self.key_dim),
             v.view(tokens, self.value_heads, self.value_dim),
-            g,
-            beta,
+            a,
+            b,
+            self.a_log,
+            self.dt_bias,
             step.views("state", "temporal", self.index),
             batch.state_rows,
             batch.fresh,
+            batch.cu_seqlens,
             batch.seq_lens,
         )
         y = ops.gated_rms_norm(y, z.view(tokens, self.value_heads, self.value_dim), self.norm, self.eps)

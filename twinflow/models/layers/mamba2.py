@@ -57,6 +57,7 @@ class Mamba2:
             step.views("state", "temporal", self.index),
             batch.state_rows,
             batch.fresh,
+            batch.cu_seqlens,
             batch.seq_lens,
         )
         return F.linear(ops.gated_group_norm(y.view(tokens, width), z, self.norm, self.groups, self.eps), self.out)

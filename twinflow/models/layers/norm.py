@@ -18,6 +18,9 @@ class UnitOffsetNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.kernels.rms_norm_unit_offset(x, self.weight, self.eps)
 
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.kernels.add_rms_norm(x, y, self.weight, self.eps, True)
+
 
 @dataclass(frozen=True, slots=True)
 class PlainNorm:
@@ -29,3 +32,6 @@ class PlainNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.kernels.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.kernels.add_rms_norm(x, y, self.weight, self.eps, False)

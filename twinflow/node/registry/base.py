@@ -41,6 +41,11 @@ class Registry(Protocol):
 class HostedRegistry(Registry, Protocol):
     """A registry as the router's process runs it."""
 
+    @property
+    def up(self) -> bool:
+        """False while the backend does not answer: known workers stay, new ones cannot be seen."""
+        ...
+
     def add_to(self, server: aio.Server) -> None:
         """Adds what workers dial, if they dial the router; call before the server starts."""
         ...

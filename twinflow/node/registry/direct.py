@@ -41,6 +41,10 @@ class DirectRegistry(rpc.RegistryServicer):
         self._silence_s = silence_s
         self._reads: set[asyncio.Future[pb.WorkerRecord]] = set()
 
+    @property
+    def up(self) -> bool:
+        return True
+
     def add_to(self, server: aio.Server) -> None:
         rpc.add_RegistryServicer_to_server(self, server)
 
@@ -182,7 +186,8 @@ class DirectRegistration:
             self._poke.clear()
             await call.write(record_to_pb(self._provide()))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poke.wait(), self._interval_s)
+                async with asyncio.timeout(self._interval_s):  # wait_for loses a cancellation before Python 3.12
+                    await self._poke.wait()
 
     async def _listen(self, call: aio.StreamStreamCall, address: str) -> str:
         async for reply in call:

@@ -111,6 +111,7 @@ class RedisRegistry:
         self._ttl_s = ttl_s
         self._scan_s = ttl_s / BEATS_PER_TTL
         self._server = Server(url, ANSWER_S + self._scan_s)
+        self.up = False
         self._last: bytes | None = None  # id of the last change read; None before the first connection
         self._left: set[Key] = set()  # said goodbye, not yet applied
         self._bad: dict[bytes, str] = {}  # key → what is wrong with its entry, as logged
@@ -130,14 +131,18 @@ class RedisRegistry:
             while True:
                 try:
                     async for _ in self._follow():
+                        end_if_cancelled()
                         pauses.reset()
+                        self.up = True
                         if problem:
                             log.warning("%s is back", self._server)
                             problem = ""
                 except GONE as e:
+                    self.up = False
                     if problem != (problem := one_line(e)):
                         known = len(self._table.records())
                         log.warning("%s is away (%s); %d known workers stay", self._server, problem, known)
+                end_if_cancelled()
                 await pauses.wait()
         finally:
             await self._server.close()
@@ -228,12 +233,15 @@ class RedisRegistration:
                     self._told = None
                     if problem != (problem := one_line(e)):
                         log.warning("not registered: %s is away (%s); trying again", self._server, problem)
+                    end_if_cancelled()
                     await pauses.wait()
                     continue
+                end_if_cancelled()
                 problem = ""
                 pauses.reset()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._poke.wait(), self._ttl_s / BEATS_PER_TTL)
+                    async with asyncio.timeout(self._ttl_s / BEATS_PER_TTL):
+                        await self._poke.wait()
         finally:
             await self._leave()
             await self._server.close()
@@ -271,6 +279,13 @@ class RedisRegistration:
                     self._keys.changes, {"change": "left"} | change_key(record), maxlen=KEEP_CHANGES, approximate=True
                 )
                 await pipe.execute()
+
+
+def end_if_cancelled() -> None:
+    """redis sends through `asyncio.wait_for`, which before Python 3.12 loses a cancellation that comes as it completes."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def change_key(record: WorkerRecord) -> dict[str, str]:

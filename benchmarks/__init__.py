@@ -1,0 +1,1 @@
+"""Benchmarks: each prints what it measured and what it compares it with."""

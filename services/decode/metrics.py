@@ -1,0 +1,86 @@
+"""Metrics of a decode worker beside those of every worker: requests, and hand-offs by the prefill worker they came from."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from services.decode.emit import Answer
+from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.requests import RequestStats
+from twinflow.engine.base import Done
+from twinflow.engine.metrics import PeerLabels
+
+ROUTES = ("local", "remote")
+
+
+class DecodeMetrics:
+    def __init__(self, registry: CollectorRegistry, sessions: Callable[[], int]) -> None:
+        r, peer = registry, ["peer"]
+        self._peers = PeerLabels()
+        self._transports: dict[str, str] = {}  # peer label → transport last used
+        self.requests = Counter(
+            "twinflow_requests", "Requests by where the prompt was computed and outcome: ok or an error's reason",
+            ["route", "outcome"], registry=r,
+        )  # fmt: skip
+        self.tokens = Counter("twinflow_generated_tokens", "Tokens sent to routers", registry=r)
+        self.handoffs = Counter("twinflow_handoffs", "Hand-offs by outcome", ["peer", "outcome"], registry=r)
+        self.failures = Counter(
+            "twinflow_handoff_failures", "Hand-offs that failed by reason", ["peer", "reason"], registry=r
+        )
+        self.bytes = Counter("twinflow_handoff_bytes", "Bytes of confirmed hand-offs", peer, registry=r)
+        self.seconds = Counter("twinflow_handoff_seconds", "Seconds of reads of confirmed hand-offs", peer, registry=r)
+        self.blocks = Counter("twinflow_handoff_blocks", "Attention blocks of confirmed hand-offs", peer, registry=r)
+        self.slots = Counter("twinflow_handoff_slots", "State slots of confirmed hand-offs", peer, registry=r)
+        self.transport = Gauge(
+            "twinflow_handoff_transport_info",
+            "1 for the transport of the last hand-off",
+            ["peer", "transport"],
+            registry=r,
+        )
+        Gauge("twinflow_handoff_sessions", "Sessions to prefill workers", registry=r).set_function(sessions)
+        for route in ROUTES:
+            self.requests.labels(route, "ok")
+
+    def refused(self, error: TwinflowError) -> None:
+        """A request that was not even started."""
+        self.requests.labels("none", error.reason).inc()
+
+    def lost(self, answer: Answer) -> None:
+        """Ended without the engine's `Done`."""
+        self.requests.labels(answer.route or "none", answer.outcome).inc()
+        self.tokens.inc(answer.tokens)
+
+    def finished(self, answer: Answer, done: Done) -> None:
+        self.lost(answer)
+        if not answer.prefill_worker:
+            return
+        peer = self._peers.label(answer.prefill_worker)
+        if done.stats.route == "remote":  # the engine's own word: what was pulled was confirmed and joined
+            self._moved(peer, done.stats)
+        elif answer.cancelled:
+            self.handoffs.labels(peer, "cancelled").inc()
+        elif done.error_reason:
+            self._failed(peer, answer.outcome)
+        else:  # the first token was the last
+            self.handoffs.labels(peer, "not_needed").inc()
+
+    def not_taken(self, worker_id: str, error: TwinflowError) -> None:
+        """A prefill worker could not be reached or refused the hand-off."""
+        self._failed(self._peers.label(worker_id), error.reason)
+
+    def _failed(self, peer: str, reason: str) -> None:
+        self.handoffs.labels(peer, "failed").inc()
+        self.failures.labels(peer, reason).inc()
+
+    def _moved(self, peer: str, stats: RequestStats) -> None:
+        self.handoffs.labels(peer, "confirmed").inc()
+        self.bytes.labels(peer).inc(stats.bytes_moved)
+        self.seconds.labels(peer).inc(stats.transfer_s)
+        self.blocks.labels(peer).inc(stats.blocks_moved)
+        self.slots.labels(peer).inc(stats.slots_moved)
+        before = self._transports.get(peer)
+        if stats.transport and stats.transport != before:
+            if before is not None:
+                self.transport.remove(peer, before)
+            self._transports[peer] = stats.transport
+            self.transport.labels(peer, stats.transport).set(1)

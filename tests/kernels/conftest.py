@@ -1,0 +1,26 @@
+"""Where the Triton kernels run in tests: on an accelerator, else in Triton's interpreter on the CPU."""
+
+import os
+
+import pytest
+import torch
+
+# Read when kernels are defined, so it is set before any test module imports one. Without a GPU nothing else runs Triton.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(params=[pytest.param("cpu", id="interpreter"), pytest.param("cuda", id="gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no accelerator")
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton compiles for the accelerator in this process; its interpreter is off")
+    return request.param
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The interpreter takes loop bounds as arrays of one element, which NumPy 2 warns about."""
+    for item in items:
+        if item.path.name == "test_triton.py":
+            item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"))

@@ -1,0 +1,117 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.kernels.varlen import SPLITS, bools, cu, fused, nan_pool, relative_error, rows
+from twinflow.kernels.gated_delta_rule import reference
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+from twinflow.kernels.gated_delta_rule import triton as fast  # noqa: E402
+
+HK, HV, K, V = 1, 2, 16, 24
+
+
+@dataclass
+class Inputs:
+    """q, k, v inside one projection, a, b inside another, and the heads' constants."""
+
+    tensors: list[torch.Tensor]
+    heads: tuple[torch.Tensor, torch.Tensor]
+
+    @classmethod
+    def random(cls, tokens: int, device: str, dtype: torch.dtype = torch.float32, k_dim: int = K) -> "Inputs":
+        torch.manual_seed(0)
+        shapes = ((tokens, HK, k_dim), (tokens, HK, k_dim), (tokens, HV, V), (tokens, HV), (tokens, HV))
+        values = [torch.randn(s).to(dtype).to(device) for s in shapes]
+        heads = torch.rand(HV).mul(15).add(1).log(), torch.empty(HV).uniform_(-4, 1)
+        return cls(fused(*values[:3]) + fused(*values[3:]), tuple(h.to(device) for h in heads))
+
+    def split(self, lens: tuple[int, ...]) -> list["Inputs"]:
+        return [Inputs(list(p), self.heads) for p in zip(*(t.split(lens) for t in self.tensors), strict=True)]
+
+    def run(self, ops, state: torch.Tensor, lens: tuple[int, ...], at, fresh) -> torch.Tensor:
+        to = state.device
+        return ops.gated_delta(*self.tensors, *self.heads, state, at.to(to), fresh.to(to), cu(lens).to(to), lens)
+
+
+def both(x: Inputs, state: torch.Tensor, lens: tuple[int, ...], at, fresh) -> tuple[torch.Tensor, ...]:
+    """Outputs and states of the kernel and of the reference."""
+    mine, theirs = state.clone(), state.clone()
+    return x.run(fast, mine, lens, at, fresh), x.run(reference, theirs, lens, at, fresh), mine, theirs
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 129])
+@pytest.mark.parametrize("fresh", [True, False], ids=("fresh", "resumed"))
+def test_one_sequence(tokens: int, fresh: bool, device: str) -> None:
+    x, state = Inputs.random(tokens, device), nan_pool(3, HV, V, K).to(device)
+    if not fresh:
+        state[1] = torch.randn(HV, V, K)
+    got, expected, mine, theirs = both(x, state, (tokens,), rows(1), bools(fresh))
+    assert relative_error(got, expected) < 1e-5
+    assert relative_error(mine[1], theirs[1]) < 1e-5
+    assert mine[[0, 2]].isnan().all()
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_any_split_gives_the_same(split: tuple[int, ...], device: str) -> None:
+    x, whole, parts = Inputs.random(129, device), nan_pool(1, HV, V, K).to(device), nan_pool(2, HV, V, K).to(device)
+    expected = x.run(reference, whole, (129,), rows(0), bools(True))
+    pieces = x.split(split)
+    got = [p.run(fast, parts, (n,), rows(1), bools(i == 0)) for i, (n, p) in enumerate(zip(split, pieces, strict=True))]
+    assert relative_error(torch.cat(got), expected) < 1e-5
+    assert relative_error(parts[1], whole[0]) < 1e-5
+
+
+@pytest.mark.parametrize("lens", [(1, 65, 1, 3, 1), (1, 1, 1, 1, 1), (70, 2, 64, 9, 130), (5, 0, 1, 70, 0)], ids=str)
+def test_a_packed_batch(lens: tuple[int, ...], device: str) -> None:
+    x, state = Inputs.random(sum(lens), device), torch.randn(8, HV, V, K).to(device)
+    at, fresh = rows(5, 0, 3, 7, 2), bools(False, False, True, False, False)
+    got, expected, mine, theirs = both(x, state, lens, at, fresh)
+    assert relative_error(got, expected) < 1e-5
+    assert relative_error(mine, theirs) < 1e-5
+    assert mine[[1, 4, 6]].equal(state[[1, 4, 6]])
+
+
+@pytest.mark.parametrize("lens", [(1, 1, 1), (4, 1, 5), (1, 70, 1)], ids=str)
+def test_padding_rows_read_and_write_nothing(lens: tuple[int, ...], device: str) -> None:
+    x, state = Inputs.random(sum(lens), device), nan_pool(2, HV, V, K).to(device)
+    got, expected, mine, theirs = both(x, state, lens, rows(-1, 1, -1), bools(False, True, False))
+    assert relative_error(got, expected) < 1e-5
+    assert mine[0].isnan().all()
+    assert relative_error(mine[1], theirs[1]) < 1e-5
+
+
+def test_hard_decay_neither_overflows_nor_loses_digits(device: str) -> None:
+    x, state = Inputs.random(130, device), nan_pool(1, HV, V, K).to(device)
+    x.tensors[3][::3] = 60.0  # decays down to exp(-900)
+    got, expected, mine, theirs = both(x, state, (130,), rows(0), bools(True))
+    assert relative_error(got, expected) < 1e-5
+    assert relative_error(mine, theirs) < 1e-5
+
+
+def test_repeated_keys(device: str) -> None:
+    """Equal keys written at full strength: the case in which a power series for the chunk's inverse would explode."""
+    x, state = Inputs.random(128, device), nan_pool(1, HV, V, K).to(device)
+    x.tensors[1][:] = x.tensors[1][:1].clone()
+    x.tensors[4][:] = 20.0  # beta = 1
+    x.tensors[3][:] = -20.0  # no decay
+    got, expected, mine, theirs = both(x, state, (128,), rows(0), bools(True))
+    assert relative_error(got, expected) < 1e-5
+    assert relative_error(mine, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("k_dim", [8, 40, 128])
+def test_other_key_dims(k_dim: int, device: str) -> None:
+    x, state = Inputs.random(67, device, k_dim=k_dim), torch.randn(2, HV, V, k_dim).to(device)
+    got, expected, mine, theirs = both(x, state, (1, 66), rows(1, 0), bools(False, False))
+    assert relative_error(got, expected) < 1e-5
+    assert relative_error(mine, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 100])
+def test_half_precision_inputs_and_state(tokens: int, device: str) -> None:
+    x, state = Inputs.random(tokens, device, torch.float16), torch.randn(1, HV, V, K).half().to(device)
+    got, expected, mine, theirs = both(x, state, (tokens,), rows(0), bools(False))
+    assert relative_error(got, expected) < 3e-3
+    assert relative_error(mine, theirs) < 3e-3

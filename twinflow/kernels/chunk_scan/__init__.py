@@ -1,0 +1,1 @@
+"""The sequential half of chunked linear attention, shared by the gated delta rule and Mamba-2."""

@@ -1,0 +1,35 @@
+"""Causal grouped-query attention over a paged KV cache on a GPU. Semantics: `reference.py`.
+
+Sequences with one query go to `decode.py` (keys split over programs), longer ones to `prefill.py` (blocks of queries).
+Lengths of contexts are read on the device only.
+"""
+
+import torch
+
+from twinflow.kernels.paged_attention.decode import attend_one_query
+from twinflow.kernels.paged_attention.prefill import attend_many_queries
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    seq_lens: tuple[int, ...],
+    scale: float,
+) -> torch.Tensor:
+    tokens, heads, dim = q.shape
+    if q.stride(2) != 1 or q.stride(1) != dim:
+        raise ValueError(f"heads must lie side by side, strides are {q.stride()}")
+    if k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
+        raise ValueError(f"K and V must lie alike, strides are {k_cache.stride()} and {v_cache.stride()}")
+    out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
+    longest, shortest = max(seq_lens, default=0), min(seq_lens, default=0)
+    where = (k_cache, v_cache, block_tables, context_lens, cu_seqlens)
+    if 1 in seq_lens:
+        attend_one_query(q, *where, scale, out, all_one=longest == shortest == 1)
+    if longest > 1:
+        attend_many_queries(q, *where, scale, out)
+    return out
