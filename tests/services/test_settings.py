@@ -9,6 +9,7 @@ from services.prefill import config as prefill
 from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.workers import Role
 from twinflow.engine.front import reachable
+from twinflow.node.registry.factory import RegistryKind, RegistrySettings
 
 TOML = """
 model = "models/a"
@@ -36,6 +37,15 @@ def test_file_and_options(tmp_path: Path) -> None:
     assert (config.session.silence_s, config.session.heartbeat_s) == (2.5, 0.5)
 
 
+def test_registry_and_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "prefill.toml"
+    path.write_text('model = "m"\nregistry = "redis"\nredis_prefix = "blue"\nmetrics_port = -1\n')
+    config = prefill.load(["--config", str(path), "--redis-ttl-s", "7"])
+    assert config.registry == RegistrySettings(RegistryKind.REDIS, redis_prefix="blue", redis_ttl_s=7.0)
+    assert config.metrics_port == -1
+    assert decode.load(["--model", "m"]).registry == RegistrySettings()
+
+
 def test_defaults() -> None:
     config = prefill.load(["--model", "org/name", "--router", "a:1, b:2"])
     assert config.engine.worker_id.startswith("prefill-")
@@ -49,6 +59,8 @@ WRONG = {
     "number": (["--model", "m", "--engine.cache-bytes", "lots"], "--engine.cache-bytes: 'lots' is not INT"),
     "negative": (["--model", "m", "--local-max-tokens", "-1"], "local_max_tokens=-1"),
     "heartbeat": (["--model", "m", "--session.heartbeat-s", "9"], "session.heartbeat_s=9.0"),
+    "registry": (["--model", "m", "--registry", "zookeeper"], "'zookeeper' is not direct|redis"),
+    "prefix": (["--model", "m", "--redis-prefix", "a:b"], "redis_prefix='a:b'"),
     "file": (["--config", "/nowhere.toml"], "cannot read the configuration"),
 }
 

@@ -15,7 +15,7 @@ from twinflow.cache.worth import Policy
 
 U = TypeVar("U", bound=int)
 
-SWEEP = 2  # entries looked at again with every eviction
+SWEEP_EVERY = 4  # evictions look at one entry again
 COMPACT_FACTOR = 4  # rebuild the heap when it is this many times the pool
 
 Key = tuple[float, int]  # priority, rank
@@ -30,7 +30,7 @@ class Queue(Generic[U]):
         self._key = key
         self._ready = ready
         self._heap: list[tuple[float, int, U]] = []
-        self._cursor = 0
+        self._cursor = self._peeks = 0
 
     def offer(self, u: U) -> None:
         """`u` may be evicted from now on, as far as is known, and its priority is this."""
@@ -70,13 +70,15 @@ class Queue(Generic[U]):
         return {u for _, _, u in self._heap}
 
     def _sweep(self) -> None:
-        """Looks again at a few entries: what a class of entries is worth can change while none of them is touched."""
-        for _ in range(min(SWEEP, len(self._heap))):
-            self._cursor = (self._cursor + 1) % len(self._heap)
-            at, rank, u = self._heap[self._cursor]
-            if self._ready(u) and (now := self._key(u)) < (at, rank):
-                heapq.heappush(self._heap, (*now, u))
-        self._compact()
+        """Looks again at one entry now and then: what a class of entries is worth can change while none of them is touched."""
+        self._peeks += 1
+        if self._peeks % SWEEP_EVERY or not self._heap:
+            return
+        self._cursor = (self._cursor + 1) % len(self._heap)
+        at, rank, u = self._heap[self._cursor]
+        if self._ready(u) and (now := self._key(u)) < (at, rank):
+            heapq.heappush(self._heap, (*now, u))
+            self._compact()
 
 
 class Evictor:

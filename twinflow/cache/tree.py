@@ -193,7 +193,9 @@ class PrefixTree:
     def carried(self, node: Node) -> list[SlotId]:
         """Checkpoints whose last tokens have their KV in the node's own block."""
         slots = list(node.states.values())
-        beside = node.parent.states if node.parent is not None else {}
+        beside = node.parent.states if node.parent is not None else None
+        if not beside:
+            return slots
         if len(beside) > self.block_tokens:
             tails = [node.tokens[:end] for end in range(TOKEN_BYTES, len(node.tokens) + 1, TOKEN_BYTES)]
             return slots + [beside[t] for t in tails if t in beside]
