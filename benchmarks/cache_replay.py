@@ -75,7 +75,9 @@ def geometry(layout: CacheLayout, size: int, share: float | None) -> ArenaGeomet
     if share is None:
         return ArenaGeometry.split(layout, size, SLOT_FLOOR, block_floor=max(1, size // 4 // layout.block_bytes))
     slots = max(1, int(size * share) // layout.slot_bytes)
-    return ArenaGeometry(size, layout.block_bytes, layout.slot_bytes, (size - slots * layout.slot_bytes) // layout.block_bytes, slots)
+    return ArenaGeometry(
+        size, layout.block_bytes, layout.slot_bytes, (size - slots * layout.slot_bytes) // layout.block_bytes, slots
+    )
 
 
 def replay(layout: CacheLayout, requests: Sequence[Request], size: int, variant: Variant) -> Saved:

@@ -45,13 +45,13 @@ class DecodeMetrics:
         """A request that was not even started."""
         self.requests.labels("none", error.reason).inc()
 
-    def lost(self, answer: Answer) -> None:
-        """Ended without the engine's `Done`."""
+    def ended(self, answer: Answer) -> None:
+        """Alone where there is no `Done`, since the engine is lost."""
         self.requests.labels(answer.route or "none", answer.outcome).inc()
         self.tokens.inc(answer.tokens)
 
     def finished(self, answer: Answer, done: Done) -> None:
-        self.lost(answer)
+        self.ended(answer)
         if not answer.prefill_worker:
             return
         peer = self._peers.label(answer.prefill_worker)

@@ -181,7 +181,7 @@ class Requests:
         for entry in self._running.values():
             self._leave(entry)
             entry.answer.fail(error)
-            self.metrics.lost(entry.answer)
+            self.metrics.ended(entry.answer)
         self._running.clear()
 
     async def close(self) -> None:

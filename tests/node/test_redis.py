@@ -1,6 +1,7 @@
 """The redis registry against a real server that goes away, comes back empty, holds rubbish, and is shared."""
 
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
@@ -198,6 +199,12 @@ async def test_the_factory_reads_the_url_from_the_environment(monkeypatch: pytes
     made = registration(settings, ("ignored:1",), provide)
     assert isinstance(made, RedisRegistration) and not made.registered
     assert PASSWORD not in repr(settings)
+
+
+def test_without_the_client_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadRequest, match=r"pip install 'twinflow\[redis\]'"):
+        registration(RegistrySettings(RegistryKind.REDIS), (), provide)
 
 
 @pytest.mark.parametrize("prefix", ["", "a:b", "a*", "ä"])

@@ -17,15 +17,20 @@ def rate(progress: float) -> float:
     return max(0.0, min(1.0, (1 - progress) / (1 - COOLDOWN_FROM)))
 
 
-def prepare(model: Qwen3_5ForCausalLM, dropout: float) -> None:
-    """Spreads the decays over useful time scales (1 to 1,000 tokens); adds dropout to what joins the residual."""
-    for name, module in model.named_modules():
+def spread_decays(model: Qwen3_5ForCausalLM) -> None:
+    """A fresh model's recurrent heads forget over useful time scales, about 1 to 1,000 tokens."""
+    for module in model.modules():
         if hasattr(module, "dt_bias"):
             step = torch.exp(torch.rand_like(module.dt_bias) * math.log(100) + math.log(1e-3))  # 0.001 to 0.1
             module.dt_bias.data.copy_(step + torch.log(-torch.expm1(-step)))  # inverse of softplus
             module.A_log.data.copy_(torch.empty_like(module.A_log).uniform_(1, 16).log())
-        if dropout and name.rsplit(".", 1)[-1] in ("out_proj", "o_proj", "down_proj", "embed_tokens"):
-            module.register_forward_hook(lambda m, _, out: nn.functional.dropout(out, dropout, m.training))
+
+
+def add_dropout(model: Qwen3_5ForCausalLM, share: float) -> None:
+    """On all that joins the residual stream, while training."""
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] in ("out_proj", "o_proj", "down_proj", "embed_tokens"):
+            module.register_forward_hook(lambda m, _, out: nn.functional.dropout(out, share, m.training))
 
 
 def optimizers(model: nn.Module, peak: float, weight_decay: float) -> list[torch.optim.Optimizer]:

@@ -8,86 +8,22 @@ Master weights and optimiser state are fp32, arithmetic is bf16 autocast. The la
 
 import argparse
 import csv
-import itertools
 import json
-import queue
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from transformers import AutoTokenizer, Qwen3_5ForCausalLM
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
 from tools.train_tiny import packed, recurrence, schedule
 from tools.train_tiny.mixture import Amounts, Mixture
 from tools.train_tiny.model import make_config, save_model
-from tools.train_tiny.rows import Rows
+from tools.train_tiny.steps import endless_batches, held_out_loss, loss_of, step_all
 
 COLUMNS = ("step", "seconds", "tokens", "epochs", "rate", "train_loss", "held_out_books_loss", "held_out_chats_loss")
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    ids: Tensor  # (rows, tokens) int64
-    target: Tensor  # (rows, tokens) int64, -100 where nothing is learned
-    position: Tensor  # (rows, tokens) int64
-
-
-def batches(rows: Rows, rows_per_batch: int, device: str) -> Iterator[Batch]:
-    """Full batches only, so that shapes never change."""
-    for at in range(0, len(rows) - rows_per_batch + 1, rows_per_batch):
-        part = slice(at, at + rows_per_batch)
-        ids = torch.from_numpy(rows.ids[part].astype(np.int64))
-        target = ids[:, 1:].masked_fill(~torch.from_numpy(rows.learned[part][:, 1:]), -100)
-        position = torch.from_numpy(rows.position[part].astype(np.int64))
-        yield Batch(*(t.to(device, non_blocking=True) for t in (ids[:, :-1], target, position)))
-
-
-def endless_batches(mixture: Mixture, rows_per_batch: int, device: str) -> Iterator[tuple[int, Batch]]:
-    """(epoch, batch) for ever. The next epoch is built on another thread while the present one trains."""
-    ready: queue.Queue[Rows] = queue.Queue(maxsize=1)
-
-    def build() -> None:
-        while True:
-            ready.put(mixture.next_epoch())
-
-    threading.Thread(target=build, daemon=True).start()
-    for epoch in itertools.count(1):
-        for batch in batches(ready.get(), rows_per_batch, device):
-            yield epoch, batch
-
-
-def loss_of(model: Qwen3_5ForCausalLM, packing: packed.Packing, batch: Batch, device: str) -> Tensor:
-    """Mean nats over the learned targets of a batch."""
-    packing.position = batch.position
-    mask = {"full_attention": packing.attention_mask(), "linear_attention": None}
-    with torch.autocast(device, torch.bfloat16):
-        hidden = model.model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.position, use_cache=False)[0]
-        hidden, target = hidden.flatten(0, 1), batch.target.flatten()
-        kept = torch.nonzero(target >= 0).flatten()  # no logits where nothing is learned
-        logits = model.lm_head(hidden[kept])
-    return F.cross_entropy(logits.float(), target[kept])
-
-
-@torch.no_grad()
-def held_out_loss(
-    model: Qwen3_5ForCausalLM, packing: packed.Packing, rows: Rows, n: int, device: str, most: int
-) -> float:
-    """Mean nats over at most `most` batches of `n` rows."""
-    model.eval()
-    total, count = 0.0, 0
-    for batch, _ in zip(batches(rows, n, device), range(most), strict=False):
-        learned = int((batch.target >= 0).sum())
-        total += loss_of(model, packing, batch, device).item() * learned
-        count += learned
-    model.train()
-    return total / max(count, 1)
 
 
 def compile_parts(model: Qwen3_5ForCausalLM) -> None:
@@ -109,7 +45,8 @@ def train(args: argparse.Namespace) -> None:
     print(f"data ready after {time.monotonic() - started:.0f} s", flush=True)
 
     model = Qwen3_5ForCausalLM(make_config(tokenizer)).to(device)
-    schedule.prepare(model, args.dropout)
+    schedule.spread_decays(model)
+    schedule.add_dropout(model, args.dropout)
     packing = packed.Packing(torch.zeros(0))
     rule_name, rule = recurrence.pick(device)
     packed.install(packing, rule, compile_convolution=args.compile)
@@ -130,10 +67,7 @@ def train(args: argparse.Namespace) -> None:
         schedule.set_rate(optimizers, args.rate, elapsed / budget_s)
         loss = loss_of(model, packing, batch, device)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        step_all(model, optimizers)
         tokens += batch.ids.numel()
         recent.append(loss.detach())
         if len(recent) == args.log_every:

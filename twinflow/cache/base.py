@@ -109,6 +109,13 @@ class Cache(Protocol):
         """
         ...
 
+    def extend(self, holding: Holding, total_tokens: int) -> bool:
+        """More blocks for a running holding, so that it has those of `total_tokens`: all or nothing, False = not now.
+
+        Raises TooLong if it can never fit.
+        """
+        ...
+
     def adopt(self, holding: Holding, tag: StateTag) -> None:
         """Received bytes are confirmed: KV [0, tag.position) and the state in the slot are valid. Sets the cursor.
 

@@ -88,6 +88,19 @@ class HybridCache:
         holding.slot = self._room.take_slot(self._tick, off_stream=True)
         return True
 
+    def extend(self, holding: Holding, total_tokens: int) -> bool:
+        self._require(holding)
+        self._check_fits(holding.chain, total_tokens)
+        need = self._blocks_for(total_tokens) - len(holding.blocks)
+        if need <= 0:
+            return True
+        slots = self._room.fit(need, 0)
+        if slots is None:
+            return False
+        self._room.move(slots)
+        holding.blocks += self._room.take_blocks(need, self._tick)
+        return True
+
     def adopt(self, holding: Holding, tag: StateTag) -> None:
         self._require(holding)
         limit = min(len(holding.chain), self._capacity_tokens(holding))

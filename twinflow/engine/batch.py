@@ -28,6 +28,12 @@ class BlockTables:
         self.table[row, : blocks.numel()] = blocks.to(self.table.device)
         sequence.row = row
 
+    def extend(self, sequence: Sequence, had: int) -> None:
+        """The sequence's holding has grown from `had` blocks."""
+        assert sequence.holding is not None and sequence.row is not None
+        blocks = torch.tensor(sequence.holding.blocks[had:], dtype=torch.int32)
+        self.table[sequence.row, had : had + blocks.numel()] = blocks.to(self.table.device)
+
     def free(self, sequence: Sequence) -> None:
         if sequence.row is not None:
             self.table[sequence.row].fill_(-1)

@@ -7,7 +7,7 @@ from twinflow.contracts.workers import Role
 from twinflow.node.settings import setting
 
 CHOICES = {"transport": ("nixl", "none"), "verify": ("none", "checksum")}
-POSITIVE = ("cache_bytes", "max_running", "block_tokens", "step_tokens", "chunk_tokens", "threads")
+POSITIVE = ("cache_bytes", "max_running", "block_tokens", "step_tokens", "chunk_tokens", "growth_tokens", "threads")
 NOT_NEGATIVE = ("checkpoint_slots", "checkpoint_interval_tokens", "reserve_wait_s")
 
 
@@ -29,6 +29,7 @@ class EngineConfig:
     block_tokens: int = setting(64, "tokens of an attention block: the unit of hits and of transfer")
     step_tokens: int = setting(2048, "tokens of one step over all requests: larger is faster prefill, slower decode")
     chunk_tokens: int = setting(512, "largest part of one prompt in a step")
+    growth_tokens: int = setting(256, "memory a running request has ahead of its tokens; it asks for more as it goes")
     reserve_wait_s: float = setting(30.0, "how long a hand-off may wait for memory here before it fails")
     transport: str = setting("nixl", "nixl, or none for a worker that neither gives nor takes")
     verify: str = setting("none", "checksum: compare what was moved before it is used (both sides set it alike)")

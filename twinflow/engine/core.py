@@ -6,8 +6,6 @@ It never blocks and never raises: an error belongs to the request that caused it
 """
 
 import logging
-import time
-from collections import deque
 from collections.abc import Iterable
 
 from twinflow.cache.arena import Arena
@@ -35,6 +33,7 @@ from twinflow.engine.pulls import Pulls
 from twinflow.engine.runner import Runner
 from twinflow.engine.schedule import SequenceView, plan_step
 from twinflow.engine.sequence import Phase, Sequence
+from twinflow.engine.waiting import Waiting
 from twinflow.models.base import HybridModel
 from twinflow.transfer.thread import PullFinished, TransferThread
 
@@ -61,14 +60,14 @@ class Engine:
         self.cache = cache
         self.fingerprint = model.layout.fingerprint()
         self.sequences: dict[str, Sequence] = {}
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Waiting(cache, config)
         self.running: dict[str, Sequence] = {}
         self.stopping = False
         self.runner = Runner(model, arena, cache, config.max_running, config.device)
         self.transfer = transfer
         verify = config.verify == "checksum"
         self.offers = Offers(arena, cache, self.fingerprint, verify)
-        self.pulls = Pulls(arena, cache, self.fingerprint, transfer, verify, reserve=self._enqueue)
+        self.pulls = Pulls(arena, cache, self.fingerprint, transfer, verify, reserve=self.waiting.add)
         self._interval_tokens = config.checkpoint_interval_tokens or default_interval_tokens(model.layout)
         self._notices: list[Notice] = []
         self._serving = False
@@ -94,6 +93,7 @@ class Engine:
         for command in commands:
             self._handle(command)
         self._admit()
+        self._grow()
         stepped = self._step() if self.running else False
         self._tell_transfer()
         events = tuple(self.cache.drain_events())
@@ -124,7 +124,7 @@ class Engine:
                 self._submit(command)
             case base.RunLocal(id):
                 if sequence := self._in_phase(id, Phase.MATCHED):
-                    self._enqueue(sequence)
+                    self.waiting.add(sequence)
             case base.PullFrom(id, peer):
                 if sequence := self._in_phase(id, Phase.MATCHED):
                     self.pulls.open(sequence, peer)
@@ -177,7 +177,7 @@ class Engine:
             raise BadRequest(f"have_tokens={command.have_tokens} is no whole number of this prompt's blocks")
         self.sequences[request.id] = sequence
         if command.mode is not Mode.CLAIM:
-            self._enqueue(sequence)
+            self.waiting.add(sequence)
             return
         found = self.cache.match(chain)
         sequence.holding = self.cache.hold_prefix(chain)
@@ -190,11 +190,6 @@ class Engine:
         held = len(sequence.holding.blocks) * chain.block_tokens
         self._notices.append(Matched(request.id, found.hits, found.usable_tokens, held, sequence.start_tokens))
 
-    def _enqueue(self, sequence: Sequence) -> None:
-        sequence.phase = Phase.WAITING
-        sequence.waiting_since_s = time.monotonic()
-        self.waiting.append(sequence)
-
     # ---- admission ----
 
     def _admit(self) -> None:
@@ -202,16 +197,15 @@ class Engine:
         if self.waiting and not self.running:
             self.runner.settle()  # no step is coming that would release what the last copies fence
         while self.waiting and self._active() < self.config.max_running:
-            sequence = self.waiting[0]
             try:
-                if not self._reserve(sequence):
-                    if not self._active() and self._drop_claims():
-                        continue
-                    break
+                sequence = self.waiting.reserve_head()
             except TooLong as error:
-                self._fail(sequence, error)
+                self._fail(self.waiting.head, error)
                 continue
-            self.waiting.popleft()
+            if sequence is None:
+                if not self._active() and self.waiting.drop_claims():
+                    continue
+                break
             if sequence.intake:
                 sequence.phase = Phase.PULLING
                 self._receive(sequence)
@@ -223,28 +217,6 @@ class Engine:
         """Sequences that have, or will have without asking again, a row in the step's tables."""
         return len(self.running) + sum(s.phase is Phase.PULLING for s in self.sequences.values())
 
-    def _reserve(self, sequence: Sequence) -> bool:
-        if sequence.intake:
-            assert sequence.holding is not None
-            return self.cache.complete(sequence.holding, sequence.total_tokens)
-        holding = self.cache.reserve(sequence.chain, sequence.total_tokens)
-        if holding is None:
-            return False
-        claimed, sequence.holding = sequence.holding, holding
-        if claimed is not None:  # the claim kept the hit alive until here
-            self.cache.release(claimed, donate=False)
-        return True
-
-    def _drop_claims(self) -> bool:
-        """Nothing runs and the head does not fit: what keeps its memory can only be the hits that requests behind it hold.
-        They match again on their turn. False = there was nothing to drop."""
-        claims = [s for s in self.waiting if s.holding is not None and s.intake is None]
-        for sequence in claims:
-            assert sequence.holding is not None
-            self.cache.release(sequence.holding, donate=False)
-            sequence.holding = None
-        return bool(claims)
-
     def _receive(self, sequence: Sequence) -> None:
         try:
             self._notices += self.pulls.reserved(sequence)
@@ -252,19 +224,15 @@ class Engine:
             self._fail(sequence, error)
 
     def _expire(self) -> None:
-        """Only hand-offs: the other side keeps a lease meanwhile. A local request waits for its turn or a cancel."""
-        now = time.monotonic()
-        for sequence in [s for s in self.waiting if s.intake]:
-            waited = now - sequence.waiting_since_s
-            if waited > self.config.reserve_wait_s:
-                free = self._load()
-                self._fail(
-                    sequence,
-                    NoCapacity(
-                        f"no memory for {sequence.total_tokens} tokens within {waited:.1f} s: {free.free_blocks} of "
-                        f"{free.total_blocks} blocks and {free.free_slots} of {free.total_slots} slots are free"
-                    ),
-                )
+        for sequence, waited_s in self.waiting.overdue():
+            free = self._load()
+            self._fail(
+                sequence,
+                NoCapacity(
+                    f"no memory for {len(sequence.chain)} tokens within {waited_s:.1f} s: {free.free_blocks} of "
+                    f"{free.total_blocks} blocks and {free.free_slots} of {free.total_slots} slots are free"
+                ),
+            )
 
     def _start(self, sequence: Sequence) -> None:
         assert sequence.holding is not None
@@ -272,9 +240,34 @@ class Engine:
         self.runner.tables.assign(sequence)
         self.running[sequence.id] = sequence
         sequence.plan_cuts(self._interval_tokens)
-        sequence.note_hits()
+        if not sequence.preemptions:
+            sequence.note_hits()
         if sequence.mode is Mode.OFFER:
             self._notices += self.offers.announce(sequence)
+
+    def _grow(self) -> None:
+        """Before a step every running sequence has memory for what it feeds. Who gets none makes the youngest yield."""
+        for sequence in list(self.running.values()):
+            while sequence.row is not None and sequence.holding is not None:
+                had = len(sequence.holding.blocks)
+                if len(sequence.chain) <= had * sequence.chain.block_tokens:
+                    break
+                if self.cache.extend(sequence.holding, sequence.needs_tokens(self.config.growth_tokens)):
+                    self.runner.tables.extend(sequence, had)
+                    break
+                others = [s for s in self.running.values() if s.mode is not Mode.OFFER]  # a reader has those's blocks
+                self._preempt(max(others, key=lambda s: s.started_s))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the head of the queue. Its state and blocks are published, so that it resumes without losing a token; it
+        asks for more than it had, so that it only comes back to get on."""
+        assert sequence.holding is not None
+        self._leave_step(sequence)
+        self.cache.release(sequence.holding, donate=True)
+        sequence.holding = sequence.intake = None
+        sequence.preemptions += 1
+        self.waiting.add(sequence, first=True)
+        log.info("request %s yields its memory after %d tokens", sequence.id, len(sequence.chain))
 
     # ---- the step ----
 
@@ -342,8 +335,7 @@ class Engine:
     def _end(self, sequence: Sequence, *, donate: bool, error: TwinflowError | None = None) -> None:
         """The one way out: every structure forgets the sequence, its memory goes back, one `Done` is sent."""
         self._leave_step(sequence)
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
+        self.waiting.remove(sequence)
         self.sequences.pop(sequence.id, None)
         self.pulls.cancel(sequence)
         if sequence.holding is not None:

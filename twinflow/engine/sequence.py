@@ -44,6 +44,7 @@ class Sequence:
     intake: Intake | None = None
     first: Sample | None = None  # decode side: sampled by the prefill worker, fed after adoption
     row: int | None = None  # of the persistent block tables
+    preemptions: int = 0
     cuts: dict[int, CheckpointKind] = field(default_factory=dict)  # positions ahead whose states are kept, ascending
     stats: RequestStats = field(default_factory=RequestStats)
 
@@ -58,10 +59,14 @@ class Sequence:
 
     @property
     def total_tokens(self) -> int:
-        """What memory is reserved for; a prefill worker's part ends with the prompt."""
+        """The most it can ever hold; a prefill worker's part ends with the prompt."""
         if self.mode is Mode.OFFER:
             return self.start_tokens
         return max(self.request.max_total_tokens, self.start_tokens)
+
+    def needs_tokens(self, growth_tokens: int) -> int:
+        """What it needs memory for to run on by `growth_tokens`: never more than its worst case."""
+        return min(self.total_tokens, len(self.chain) + growth_tokens)
 
     @property
     def cut(self) -> int | None:

@@ -50,5 +50,7 @@ def test_equals_the_reference(
 
 def test_without_norm_and_angles_q_stays_where_it_is(device: str) -> None:
     q, k = torch.randn(2, 4, 16, device=device), torch.randn(2, 2, 16, device=device)
-    got = fast.attention_inputs(q, k, k, None, None, None, None, *caches(2, 16, device), torch.tensor([0, 1], device=device))
+    got = fast.attention_inputs(
+        q, k, k, None, None, None, None, *caches(2, 16, device), torch.tensor([0, 1], device=device)
+    )
     assert got is q

@@ -11,9 +11,7 @@ C, W = 40, 4
 
 
 @pytest.mark.parametrize("width", [2, 3, 4])
-@pytest.mark.parametrize(
-    "lens", [(1,), (2,), (63,), (64, 1, 3), (1, 65, 2, 1, 130), (1, 1, 1), (2, 1, 0)], ids=str
-)
+@pytest.mark.parametrize("lens", [(1,), (2,), (63,), (64, 1, 3), (1, 65, 2, 1, 130), (1, 1, 1), (2, 1, 0)], ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=("", "bias"))
 def test_equals_the_reference(lens: tuple[int, ...], width: int, bias: bool, device: str) -> None:
     torch.manual_seed(0)

@@ -118,7 +118,9 @@ def _prepare(
     t = (first + token).to(tl.int64)
     at = t * HEADS + head
 
-    step = tl.load(a + t * a_stride + head, mask=live, other=0.0).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
+    step = tl.load(a + t * a_stride + head, mask=live, other=0.0).to(tl.float32) + tl.load(dt_bias + head).to(
+        tl.float32
+    )
     g = -tl.exp(tl.load(a_log + head).to(tl.float32)) * softplus(step)
     g = tl.where(live, g, 0.0).to(tl.float64)
     beta = sigmoid(tl.load(b + t * b_stride + head, mask=live, other=0.0).to(tl.float32))
@@ -141,9 +143,7 @@ def _prepare(
     k_t = tl.load(k + t[:, None] * k_stride + (head // GROUP) * K + kc[None, :], mask=rows_k, other=0.0)
     k_norm = _inverse_norm(k_t, eps)
     kk = tl.dot(k_t, tl.trans(k_t), input_precision=PRECISION) * k_norm[None, :]
-    solved = _unit_lower_inverse(
-        tl.where(below, kk * (beta * k_norm)[:, None] * d, 0.0), SIZE, PRECISION
-    )
+    solved = _unit_lower_inverse(tl.where(below, kk * (beta * k_norm)[:, None] * d, 0.0), SIZE, PRECISION)
     v_t = tl.load(v + t[:, None] * v_stride + head * V + vc[None, :], mask=rows_v, other=0.0)
     u_t = tl.dot((solved * beta[None, :]).to(v_t.dtype), v_t, input_precision=PRECISION)
     tl.store(inputs + (at * V)[:, None] + vc[None, :], u_t.to(v_t.dtype), mask=rows_v)

@@ -182,7 +182,9 @@ def _attend(
     else:
         at = (seq.to(tl.int64) * HEADS + head) * SPLITS + split
         tl.store(partial + at[:, None] * DIM + col[None, :], y, mask=inside)
-        tl.store(lse + at, tl.where(total > 0.0, top + tl.log2(total), float("-inf")), mask=row < GROUP)
+        seen = total > 0.0
+        mass = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
+        tl.store(lse + at, mass, mask=row < GROUP)
 
 
 @triton.jit

@@ -4,6 +4,7 @@ The address of Redis may hold a password, so it is read from an environment vari
 a configuration, not into arguments, not into a log.
 """
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -60,7 +61,8 @@ def hosted_registry(settings: RegistrySettings, silence_s: float, alive: Callabl
     Raises BadRequest."""
     if settings.registry is RegistryKind.DIRECT:
         return DirectRegistry(silence_s)
-    from twinflow.node.registry.redis import RedisRegistry  # an optional dependency
+    need_redis()
+    from twinflow.node.registry.redis import RedisRegistry
 
     return RedisRegistry(settings.redis_url, settings.redis_prefix, settings.redis_ttl_s, alive)
 
@@ -72,6 +74,13 @@ def registration(
     must not block. Raises BadRequest."""
     if settings.registry is RegistryKind.DIRECT:
         return DirectRegistration(routers, provide)
+    need_redis()
     from twinflow.node.registry.redis import RedisRegistration
 
     return RedisRegistration(settings.redis_url, settings.redis_prefix, settings.redis_ttl_s, provide)
+
+
+def need_redis() -> None:
+    """The client is an optional dependency. Raises BadRequest with the remedy."""
+    if importlib.util.find_spec("redis") is None:
+        raise BadRequest("registry=redis needs the redis client: pip install 'twinflow[redis]'", param="registry")

@@ -1,0 +1,76 @@
+"""The queue for memory: in order of arrival, all groups or none. The head waits; nobody overtakes it."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from twinflow.cache.base import Cache
+from twinflow.engine.config import EngineConfig
+from twinflow.engine.sequence import Phase, Sequence
+
+
+class Waiting:
+    """Owned by the engine's loop. A sequence in it is in phase WAITING and holds at most its hit."""
+
+    def __init__(self, cache: Cache, config: EngineConfig) -> None:
+        self._cache = cache
+        self._config = config
+        self._queue: deque[Sequence] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._queue)
+
+    @property
+    def head(self) -> Sequence:
+        return self._queue[0]
+
+    def add(self, sequence: Sequence, *, first: bool = False) -> None:
+        """`first`: one that had to yield and arrived before everybody here."""
+        sequence.phase = Phase.WAITING
+        sequence.waiting_since_s = time.monotonic()
+        if first:
+            self._queue.appendleft(sequence)
+        else:
+            self._queue.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Unknown ones are ignored."""
+        if sequence in self._queue:
+            self._queue.remove(sequence)
+
+    def reserve_head(self) -> Sequence | None:
+        """The head, out of the queue and with its memory; None = not now. Raises TooLong for what can never fit."""
+        sequence = self.head
+        tokens = sequence.needs_tokens(self._config.growth_tokens)
+        if sequence.intake:
+            assert sequence.holding is not None
+            if not self._cache.complete(sequence.holding, tokens):
+                return None
+        else:
+            holding = self._cache.reserve(sequence.chain, tokens)
+            if holding is None:
+                return None
+            claimed, sequence.holding = sequence.holding, holding
+            if claimed is not None:  # the claim kept the hit alive until here
+                self._cache.release(claimed, donate=False)
+        return self._queue.popleft()
+
+    def drop_claims(self) -> bool:
+        """Nothing runs and the head does not fit: what keeps its memory can only be the hits that requests behind it
+        hold. They match again on their turn. False = there was nothing to drop."""
+        claims = [s for s in self._queue if s.holding is not None and s.intake is None]
+        for sequence in claims:
+            assert sequence.holding is not None
+            self._cache.release(sequence.holding, donate=False)
+            sequence.holding = None
+        return bool(claims)
+
+    def overdue(self) -> list[tuple[Sequence, float]]:
+        """Hand-offs that waited too long (and how long, in seconds): the other side keeps a lease meanwhile. A local
+        request waits for its turn or a cancel."""
+        now = time.monotonic()
+        waits = [(s, now - s.waiting_since_s) for s in self._queue if s.intake]
+        return [(s, waited) for s, waited in waits if waited > self._config.reserve_wait_s]
