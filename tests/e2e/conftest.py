@@ -25,8 +25,8 @@ class Workers:
 
 def start(tmp: Path, **settings: object) -> Workers:
     """A cluster that is ready; verify=checksum, so that a wrong byte is an error and never a token."""
-    values = {"port": 0, "dtype": "float32", "verify": "checksum", "cache_bytes": 192 << 20, **settings}
-    made = plan(with_model_here(ClusterSettings(MODEL, **values)))  # type: ignore[arg-type]
+    values = {"model": MODEL, "port": 0, "dtype": "float32", "verify": "checksum", "cache_bytes": 192 << 20, **settings}
+    made = plan(with_model_here(ClusterSettings(**values)))  # type: ignore[arg-type]
     cluster = Cluster(made, log_dir=tmp)
     addresses = {}
     for spec in made.specs:

@@ -72,22 +72,23 @@ def unlikelihood(logits: Tensor, target: Tensor) -> Tensor:
 
 
 class Rounds:
-    """Answers of the present model, as batches whose targets are the tokens to unlearn."""
+    """Answers of the present model (in bf16, as it will be stored), as batches whose targets are the tokens to unlearn."""
 
     def __init__(
-        self, args: argparse.Namespace, mixture: Mixture, encoder: Encoder, ends: list[int], device: str
+        self, args: argparse.Namespace, model: Qwen3_5ForCausalLM, mixture: Mixture, encoder: Encoder, device: str
     ) -> None:
-        self._args, self._mixture, self._encoder, self._ends, self._device = args, mixture, encoder, ends, device
+        self._speaker = Qwen3_5ForCausalLM(model.config).to(device, torch.bfloat16).eval()
+        self._args, self._mixture, self._encoder, self._device = args, mixture, encoder, device
+        self._ends = list(model.generation_config.eos_token_id)
         self.repeated = self.stopped = 0.0  # shares in the latest answers, of tokens and of answers
         self.tokens_per_row = 1.0
 
     def batches(self, model: Qwen3_5ForCausalLM) -> Iterator[Batch]:
-        speaker = Qwen3_5ForCausalLM(model.config).to(self._device, torch.bfloat16).eval()
-        speaker.load_state_dict(model.state_dict())
+        self._speaker.load_state_dict(model.state_dict())
         longest = self._args.row_tokens - self._args.new_tokens
         prompts = [p[-min(longest, 320) :] for p in self._mixture.prompts(self._args.prompts)]
         pad = model.config.pad_token_id
-        answers = answer(speaker, prompts, self._args.new_tokens, self._ends, pad, self._device)
+        answers = answer(self._speaker, prompts, self._args.new_tokens, self._ends, pad, self._device)
         marks = [closes_repeat(a, self._args.run) for a in answers]
         self.repeated = sum(int(m.sum()) for m in marks) / sum(map(len, answers))
         self.stopped = sum(a[-1] in self._ends for a in answers) / len(answers)
@@ -110,13 +111,12 @@ def polish(args: argparse.Namespace) -> None:
     mixture = Mixture(args.corpus, tokenizer, args.row_tokens, Amounts(**json.loads(args.amounts)))
     real = endless_batches(mixture, args.rows, device)
     model = Qwen3_5ForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).train()
-    ends = list(model.generation_config.eos_token_id)
     schedule.add_dropout(model, args.dropout)
     packing = packed.Packing(torch.zeros(0))
     rule_name, rule = recurrence.pick(device)
     packed.install(packing, rule, compile_convolution=False)
     optimizers = schedule.optimizers(model, args.rate, args.weight_decay)
-    rounds = Rounds(args, mixture, Encoder(tokenizer, args.row_tokens), ends, device)
+    rounds = Rounds(args, model, mixture, Encoder(tokenizer, args.row_tokens), device)
     print(f"ready after {time.monotonic() - started:.0f} s, recurrence: {rule_name}", flush=True)
 
     step, progress, saved_at = 0, 0.0, 0.0
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1024, help="answers per round")
     parser.add_argument("--new-tokens", type=int, default=160)
     parser.add_argument("--passes", type=int, default=2, help="over a round's answers")
-    parser.add_argument("--run", type=int, default=4, help="length of a run that must not come back, in tokens")
+    parser.add_argument("--run", type=int, default=5, help="length of a run that must not come back, in tokens")
     parser.add_argument("--weight", type=float, default=2.0, help="of the unlikelihood loss")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)

@@ -51,6 +51,7 @@ class HybridCache:
         self._log = EventLog()
         self._tree = PrefixTree(layout.block_tokens, self._blocks, self._slots, self._log)
         self._policy = policy(layout, self._tree, self._blocks, self._slots)
+        self._tree.dropped = self._policy.dropped
         self._evictor = Evictor(self._tree, self._blocks, self._slots, self._policy)
         self._room = Room(geometry, self._tree, self._blocks, self._slots, self._evictor, self._policy)
         self._planner = Planner(layout, self._tree, self._slots, self._room)
@@ -136,21 +137,19 @@ class HybridCache:
             return False
         self._tick += 1
         node, tail = self._publisher.home(live, holding.position)
-        gain = holding.position - live.saved_tokens
         if tail in node.states:
             self._slots.used[node.states[tail]] = self._tick
-            live.saved_tokens = holding.position
+            self._saved(live, node.states[tail])
             return False
         self._tree.prune(node)
         loss = self._room.cheapest_slot(self._tick)
-        if loss is None or loss > self._worth_of(kind, gain):
+        if loss is None or loss > self._worth_of(live, kind):
             return False
         slot = self._room.take_slot(self._tick)
         try:
             self._copy_slot(holding.slot, slot)
             self._tree.store_state(*self._publisher.home(live, holding.position), slot)
-            self._policy.stored(slot, kind, gain)
-            live.saved_tokens = holding.position
+            self._note_stored(live, slot, kind)
         finally:
             self._slots.unref(slot, self._tick, retire=False)
         return True
@@ -162,7 +161,7 @@ class HybridCache:
         self._tick += 1
         stored = self._publisher.donate(live, self._tick) if donate else None
         if stored is not None:
-            self._policy.stored(stored, CheckpointKind.END, holding.position - live.saved_tokens)
+            self._note_stored(live, stored, CheckpointKind.END)
         for block in reversed(holding.blocks):
             self._blocks.unref(block, self._tick)
         if holding.slot is not None:
@@ -236,7 +235,6 @@ class HybridCache:
     def _execute(self, chain: TokenChain, found: Found, plan: Plan) -> Holding:
         """Carries out a plan that fits. What is only copied from is referenced meanwhile, so that it is not evicted."""
         holding = self._hold_path(chain, found, plan.full, plan.checkpoint)
-        self._live[id(holding)].saved_tokens = plan.resume_tokens
         source = plan.common.kv if plan.common is not None else None
         if source is not None:
             self._blocks.ref(source, self._tick)
@@ -261,6 +259,9 @@ class HybridCache:
                 self._blocks.unref(source, self._tick, retire=False)
             if plan.checkpoint is not None and not plan.take_over_slot:
                 self._slots.unref(plan.checkpoint, self._tick, retire=False)
+        live = self._live[id(holding)]
+        if plan.checkpoint is not None:
+            self._saved(live, self._policy.before(plan.checkpoint) if plan.take_over_slot else plan.checkpoint)
         self._take_over(plan)
         holding.written_tokens = holding.hit_attention_tokens = plan.reach_tokens
         holding.position = holding.resumed_tokens = plan.resume_tokens
@@ -287,9 +288,23 @@ class HybridCache:
         self._live[id(holding)] = Live(holding, full[-1] if full else None)
         return holding
 
-    def _worth_of(self, kind: CheckpointKind, gain_tokens: int) -> float:
-        """Of a new checkpoint, as `Room.cheapest_slot` counts it."""
-        expected = self._policy.expected(kind, gain_tokens, self._tick)
+    def _saved(self, live: Live, slot: SlotId | None) -> None:
+        live.saved, live.saved_home = slot, self._tree.slot_homes.get(slot) if slot is not None else None
+
+    def _before(self, live: Live) -> tuple[SlotId | None, int]:
+        """The deepest checkpoint that this holding knows of on its path, if it is still there, and how far it is behind."""
+        slot, home = live.saved, live.saved_home
+        if slot is None or home is None or self._tree.slot_homes.get(slot) is not home:
+            return None, live.holding.position
+        return slot, live.holding.position - home[0].state_position(home[1])
+
+    def _note_stored(self, live: Live, slot: SlotId, kind: CheckpointKind) -> None:
+        self._policy.stored(slot, kind, *self._before(live))
+        self._saved(live, slot)
+
+    def _worth_of(self, live: Live, kind: CheckpointKind) -> float:
+        """Of a new checkpoint at the cursor, as `Room.cheapest_slot` counts it."""
+        expected = self._policy.expected(kind, self._before(live)[1], self._tick)
         return self.geometry.slot_bytes * self._policy.cost(expected, self._tick)
 
     def _copy_block(self, source: BlockId, target: BlockId) -> None:

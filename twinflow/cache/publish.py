@@ -21,7 +21,8 @@ class Live:
 
     holding: Holding
     tip: Node | None = None
-    saved_tokens: int = 0  # deepest checkpoint of its path that it resumed from or has stored
+    saved: SlotId | None = None  # deepest checkpoint of its path that it resumed from or has stored; may be gone
+    saved_home: tuple[Node, bytes] | None = None
 
     @property
     def start(self) -> Node | None:

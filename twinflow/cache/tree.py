@@ -10,7 +10,7 @@ The tree decides nothing: it does not allocate, count references or choose what 
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from twinflow.cache.base import BlockId, SlotId
@@ -65,6 +65,7 @@ class PrefixTree:
         self.roots: dict[bytes, Node] = {}
         self.block_nodes: dict[BlockId, Node] = {}
         self.slot_homes: dict[SlotId, tuple[Node, bytes]] = {}  # (boundary node, tail)
+        self.dropped: Callable[[SlotId], None] | None = None  # told of every checkpoint that goes
         self.evictable_blocks = 0  # blocks that can go, counting those whose descendants would have to go first
         self._step = block_tokens * TOKEN_BYTES
         self._blocks = blocks
@@ -156,6 +157,8 @@ class PrefixTree:
 
     def drop_state(self, slot: SlotId) -> None:
         """Unpublishes a checkpoint. An unreferenced slot becomes free, a held one its holder's."""
+        if self.dropped is not None:
+            self.dropped(slot)
         node, tail = self.slot_homes.pop(slot)
         del node.states[tail]
         self._slots.unpublish(slot)

@@ -8,10 +8,11 @@ measured against.
 is the order of worth · exp(-age / horizon): worth that fades with age, as a key that does not change while time passes.
 The horizon is the time in which the cache is written once over. Per byte, in units of the best that a byte can do:
 
-* A checkpoint that is `gain` tokens deeper than the one before saves their recomputing, and needs its slot and their KV:
-  worth = p · gain / (gain + slot bytes in tokens of KV). p, the share of its kind that is resumed from (again), is learnt.
+* A checkpoint that is `gain` tokens deeper than the one before it saves their recomputing, and needs its slot and their KV:
+  worth = p · gain / (gain + slot bytes in tokens of KV). When the one before goes, its gain falls to those behind it. p, the
+  share of its kind that is resumed from (again), is learnt.
 * A block is worth as much as the best checkpoint that it carries. Without one it saves no computing, only its transfer from
-  a peer, and shows where prompts part: `BARE_BLOCK`.
+  a peer, and shows where prompts part: `BARE_BLOCK` of what a new checkpoint is worth.
 * A checkpoint whose KV is gone is worth nothing: whoever computes the KV again passes by that state.
 """
 
@@ -24,10 +25,11 @@ from twinflow.cache.pool import Pool
 from twinflow.cache.tree import Found, PrefixTree
 from twinflow.contracts.groups import CacheLayout
 
-BARE_BLOCK = 0.05
+BARE_BLOCK = 0.1
 LONGEST_COUNT = 3  # resumed from this often or more is one class
-PRIOR_HITS, PRIOR_TRIES = 4.0, 8.0
+PRIOR_TRIES = 8.0  # until it has been tried about as often, a class is thought to be like all others
 MEMORY_TRIES = 512.0  # older experience counts half
+HORIZONS = 0.5
 
 Class = tuple[CheckpointKind, int]  # kind, times resumed from
 
@@ -55,7 +57,17 @@ class Policy(Protocol):
         """A prompt was matched and resumes at one of its checkpoints, or at none."""
         ...
 
-    def stored(self, slot: SlotId, kind: CheckpointKind, gain_tokens: int) -> None: ...
+    def stored(self, slot: SlotId, kind: CheckpointKind, before: SlotId | None, gain_tokens: int) -> None:
+        """A checkpoint was published, `gain_tokens` deeper than `before`, the next shallower one of its path."""
+        ...
+
+    def dropped(self, slot: SlotId) -> None:
+        """It is gone."""
+        ...
+
+    def before(self, slot: SlotId) -> SlotId | None:
+        """The next shallower checkpoint of its path, as far as is known."""
+        ...
 
     def took(self, blocks: int, tick: int) -> None:
         """So many blocks were handed out."""
@@ -85,7 +97,12 @@ class Recency:
         for slot in found.checkpoints.values():
             self._slots.used[slot] = tick
 
-    def stored(self, slot: SlotId, kind: CheckpointKind, gain_tokens: int) -> None: ...
+    def stored(self, slot: SlotId, kind: CheckpointKind, before: SlotId | None, gain_tokens: int) -> None: ...
+
+    def dropped(self, slot: SlotId) -> None: ...
+
+    def before(self, slot: SlotId) -> SlotId | None:
+        return None
 
     def took(self, blocks: int, tick: int) -> None: ...
 
@@ -99,17 +116,16 @@ class Worth:
         self._slots = slots
         self._slot_tokens = layout.slot_bytes * layout.block_tokens / layout.block_bytes
         self._class: list[Class] = [(CheckpointKind.END, 0)] * slots.size
-        self._share = [0.0] * slots.size  # gain / (gain + slot in tokens)
-        self._tries: dict[Class, float] = {}
-        self._hits: dict[Class, float] = {}
-        self._log_chance: dict[Class, float] = {}
+        self._gain = [0] * slots.size
+        self._before: dict[SlotId, SlotId] = {}
+        self._behind: dict[SlotId, list[SlotId]] = {}
+        self._chances = Chances()
         self._taken = self._since = 0
-        self._bare = math.log(BARE_BLOCK)
         self.horizon = float(max(1, blocks.total))
 
     def block(self, block: BlockId) -> float:
         node = self._tree.block_nodes[block]
-        best = self._blocks.used[block] + self.horizon * self._bare
+        best = self._blocks.used[block] + self.horizon * (self._chances.log_of_new + LOG_BARE)
         for slot in self._tree.carried(node):
             best = max(best, self._slot(slot))
         return best
@@ -119,51 +135,96 @@ class Worth:
         return self._slot(slot) if self._tree.carries(node, tail) else -math.inf
 
     def expected(self, kind: CheckpointKind, gain_tokens: int, tick: int) -> float:
-        return tick + self.horizon * (self._chance((kind, 0)) + math.log(self._share_of(gain_tokens)))
+        return tick + self.horizon * (self._chances.log_of((kind, 0)) + self._log_share(gain_tokens))
 
     def cost(self, priority: float, tick: int) -> float:
         return math.exp(min(0.0, (priority - tick) / self.horizon))
 
     def hit(self, found: Found, resumed: SlotId | None, tick: int) -> None:
-        if resumed is None:
-            return
-        self._slots.used[resumed] = tick
-        kind, uses = self._class[resumed]
-        self._hits[kind, uses] = self._hits.get((kind, uses), 0.0) + 1
-        self._log_chance.pop((kind, uses), None)
-        self._class[resumed] = (kind, min(uses + 1, LONGEST_COUNT))
-        self._try(self._class[resumed])
+        if resumed is not None:
+            self._slots.used[resumed] = tick
+            self._class[resumed] = self._chances.hit(self._class[resumed])
 
-    def stored(self, slot: SlotId, kind: CheckpointKind, gain_tokens: int) -> None:
+    def stored(self, slot: SlotId, kind: CheckpointKind, before: SlotId | None, gain_tokens: int) -> None:
         self._class[slot] = (kind, 0)
-        self._share[slot] = math.log(self._share_of(gain_tokens))
-        self._try((kind, 0))
+        self._chances.tried((kind, 0))
+        self._gain[slot] = gain_tokens
+        if before is not None:
+            self._before[slot] = before
+            self._behind.setdefault(before, []).append(slot)
+
+    def dropped(self, slot: SlotId) -> None:
+        before, behind = self._before.pop(slot, None), self._behind.pop(slot, [])
+        if before is not None:
+            self._behind[before].remove(slot)
+            self._behind[before] += behind
+        for each in behind:
+            self._gain[each] += self._gain[slot]
+            if before is None:
+                del self._before[each]
+            else:
+                self._before[each] = before
+
+    def before(self, slot: SlotId) -> SlotId | None:
+        return self._before.get(slot)
 
     def took(self, blocks: int, tick: int) -> None:
         self._taken += blocks
         if self._taken >= self._blocks.total:
-            self.horizon = max(1.0, (tick - self._since) * self._blocks.total / self._taken)
+            self.horizon = max(1.0, HORIZONS * (tick - self._since) * self._blocks.total / self._taken)
             self._taken, self._since = 0, tick
 
     def _slot(self, slot: SlotId) -> float:
-        return self._slots.used[slot] + self.horizon * (self._chance(self._class[slot]) + self._share[slot])
+        worth = self._chances.log_of(self._class[slot]) + self._log_share(self._gain[slot])
+        return self._slots.used[slot] + self.horizon * worth
 
-    def _share_of(self, gain_tokens: int) -> float:
-        gain = max(1, gain_tokens)
-        return gain / (gain + self._slot_tokens)
+    def _log_share(self, gain_tokens: int) -> float:
+        return math.log(max(1, gain_tokens) / (max(1, gain_tokens) + self._slot_tokens))
 
-    def _chance(self, which: Class) -> float:
-        """ln of the learnt probability that a checkpoint of this class is resumed from."""
-        known = self._log_chance.get(which)
+
+LOG_BARE = math.log(BARE_BLOCK)
+
+
+class Chances:
+    """How likely a checkpoint is to be resumed from, learnt per class and in logarithms."""
+
+    def __init__(self) -> None:
+        self._tries: dict[Class, float] = {}
+        self._hits: dict[Class, float] = {}
+        self._known: dict[Class, float] = {}
+        self._new = [1.0, 2.0]  # hits and tries of all that are new
+        self.log_of_new = math.log(0.5)
+
+    def log_of(self, which: Class) -> float:
+        known = self._known.get(which)
         if known is None:
-            hits, tries = self._hits.get(which, 0.0) + PRIOR_HITS, self._tries.get(which, 0.0) + PRIOR_TRIES
-            known = self._log_chance[which] = math.log(min(1.0, hits / tries))
+            hits = self._hits.get(which, 0.0) + PRIOR_TRIES * math.exp(self.log_of_new)
+            known = math.log(min(1.0, hits / (self._tries.get(which, 0.0) + PRIOR_TRIES)))
+            self._known[which] = known
         return known
 
-    def _try(self, which: Class) -> None:
+    def tried(self, which: Class) -> None:
+        """One more of this class."""
         tries = self._tries.get(which, 0.0) + 1
         if tries > MEMORY_TRIES:
             tries /= 2
             self._hits[which] = self._hits.get(which, 0.0) / 2
         self._tries[which] = tries
-        self._log_chance.pop(which, None)
+        self._known.pop(which, None)
+        if which[1] == 0:
+            self._count_new(0.0, 1.0)
+
+    def hit(self, which: Class) -> Class:
+        """One of this class was resumed from; returns its class from now on."""
+        self._hits[which] = self._hits.get(which, 0.0) + 1
+        self._known.pop(which, None)
+        if which[1] == 0:
+            self._count_new(1.0, 0.0)
+        now = (which[0], min(which[1] + 1, LONGEST_COUNT))
+        self.tried(now)
+        return now
+
+    def _count_new(self, hits: float, tries: float) -> None:
+        fade = 0.5 if self._new[1] > MEMORY_TRIES else 1.0
+        self._new = [fade * self._new[0] + hits, fade * self._new[1] + tries]
+        self.log_of_new = math.log(min(1.0, self._new[0] / self._new[1]))
