@@ -30,6 +30,8 @@ OWN_OF_WORKERS = (
     "router",
     "served_model",
     "incarnation",
+    "metrics_host",
+    "metrics_port",
 )
 OWN_OF_ROUTER = (
     *OWN_OF_REGISTRY,
@@ -329,6 +331,7 @@ def values_schema() -> Schema:
             http=port("of the router, for clients"),
             registry=port("of the router, where workers register (gRPC)"),
             worker=port("of a worker (gRPC)"),
+            metrics=port("of a worker, for Prometheus (/metrics)"),
             nixl=nixl_ports,
         ),
         nixl=record(
@@ -357,6 +360,7 @@ def values_schema() -> Schema:
             "who may dial whom",
             enabled=flag("refuse whatever the services do not need"),
             httpFrom=items("who may talk to the router's HTTP port; none = anybody", as_in("NetworkPolicyPeer")),
+            metricsFrom=items("who may scrape the workers' metrics; none = anybody", as_in("NetworkPolicyPeer")),
         ),
         redis=record(
             "a small Redis of its own, for registry.kind=redis",

@@ -94,6 +94,7 @@
 {{- $aggregated := eq (int $values.prefill.replicas) 0 -}}
 {{- $registry := printf "%s:%v" (include "twinflow.registryHost" .root) $values.ports.registry -}}
 {{- $_ := mergeOverwrite $config (dict "host" $host "port" $values.ports.worker) -}}
+{{- $_ := mergeOverwrite $config (dict "metrics_host" $host "metrics_port" $values.ports.metrics) -}}
 {{- if not $redis }}{{ $_ := set $config "router" (list $registry) }}{{ end -}}
 {{- $_ := set $config "role" (ternary "both" .component $aggregated) -}}
 {{- if $aggregated -}}{{- /* nobody to move anything from or to */ -}}

@@ -72,6 +72,7 @@ spec:
             {{- end }}
           ports:
             - { name: grpc, containerPort: {{ $root.Values.ports.worker }} }
+            - { name: metrics, containerPort: {{ $root.Values.ports.metrics }} }
           {{- with $role.drainSeconds }}
           lifecycle: # takes nothing new, finishes what it has; SIGTERM after that
             preStop:
