@@ -1,6 +1,7 @@
 """One request's hand-off: opened at a prefill worker, relayed to the engine, pulled, confirmed, joined.
 
-Before `PullFrom` the request can still go to another prefill worker or run here; after it, a failure ends the request.
+It may fail at any moment before it is confirmed: the engine gives up what it received, and the request goes to another
+prefill worker or is computed here. A first token that was forwarded stays; it is a forced prefix of what follows.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from services.decode.peers import Peers
 from services.decode.session import Session
 from twinflow.contracts import errors
 from twinflow.contracts.errors import TwinflowError
-from twinflow.contracts.requests import GenerateRequest
+from twinflow.contracts.requests import GenerateRequest, Sample
 from twinflow.engine.base import (
     BlocksAnnounced,
     Command,
@@ -44,7 +45,7 @@ class Handoff:
         self._send = send
         self._lease_id = ""
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._first_seen = False
+        self.first: Sample | None = None  # forwarded to the client
         self._pulled = False
 
     async def open(self, have_tokens: int, idempotency_id: str, wait_s: float) -> None:
@@ -69,6 +70,10 @@ class Handoff:
         except asyncio.CancelledError:
             self.leave()
             raise
+
+    @property
+    def worker_id(self) -> str:
+        return self._session.key[0]
 
     def leave(self) -> None:
         """Nothing more is wanted: the peer stops and ends the lease. Idempotent."""
@@ -109,10 +114,9 @@ class Handoff:
 
     def first_token(self, message: pb.FirstToken) -> None:
         self._check_accepted("a first token")
-        if self._first_seen:
+        if self.first is not None:
             raise errors.HandoffFailed(f"{self._session} sent two first tokens")
-        sample = sample_from_pb(message.sample)
-        self._first_seen = True
+        sample = self.first = sample_from_pb(message.sample)
         self._answer.prefill_stats = stats_from_pb(message.stats)
         self._answer.add_now(sample)
         self._send(FirstTokenArrived(self.id, sample))

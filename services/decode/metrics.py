@@ -64,6 +64,10 @@ class DecodeMetrics:
         else:  # the first token was the last
             self.handoffs.labels(peer, "not_needed").inc()
 
+    def lost(self, worker_id: str, reason: str) -> None:
+        """A hand-off failed before it was confirmed; the request goes on elsewhere."""
+        self._failed(self._peers.label(worker_id), reason)
+
     def not_taken(self, worker_id: str, error: TwinflowError) -> None:
         """A prefill worker could not be reached or refused the hand-off."""
         self._failed(self._peers.label(worker_id), error.reason)

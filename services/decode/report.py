@@ -3,18 +3,31 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from services.decode.claim import Kind, decide, needs_match
 from services.decode.config import DecodeConfig
 from services.decode.emit import Answer
-from services.decode.join import Handoff, hand_off
+from services.decode.join import ATTEMPTS, Handoff, hand_off
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import Peers
 from services.decode.session import Session
 from twinflow.contracts.errors import BadRequest, TwinflowError
+from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import GenerateRequest
-from twinflow.engine.base import Cancel, Done, Generated, Matched, Mode, Notice, PeerGone, PullDone, RunLocal, Submit
+from twinflow.engine.base import (
+    Cancel,
+    Done,
+    Generated,
+    HandoffLost,
+    Matched,
+    Mode,
+    Notice,
+    PeerGone,
+    PullDone,
+    RunLocal,
+    Submit,
+)
 from twinflow.engine.front import Front
 from twinflow.engine.limits import check_request
 from twinflow.engine.routers import RouterStream
@@ -27,7 +40,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Running:
-    """One request from Submit to the engine's Done. `opening` looks for a prefill worker, then `handoff` is the open one."""
+    """One request from Submit to the engine's Done. `opening` looks for a prefill worker, then `handoff` is the open one.
+    `request.forced` grows by a first token that a lost hand-off had sampled; `lost` are the workers of these."""
 
     request: GenerateRequest
     answer: Answer
@@ -35,6 +49,14 @@ class Running:
     idempotency_id: str
     opening: "asyncio.Task[None] | None" = None
     handoff: Handoff | None = None
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def eligible(self) -> tuple[pb.Candidate, ...]:
+        """Prefill workers still to be tried; none once enough hand-offs were lost."""
+        if len(self.lost) >= ATTEMPTS:
+            return ()
+        return tuple(c for c in self.candidates if c.worker_id not in self.lost)
 
 
 class Requests:
@@ -142,6 +164,8 @@ class Requests:
                 self.metrics.finished(entry.answer, notice)
             case Matched():
                 self._decide(entry, notice)
+            case HandoffLost():
+                self._lost(entry, notice)
             case PullDone():
                 if entry.handoff is not None:
                     entry.handoff.pull_done(notice)
@@ -151,13 +175,28 @@ class Requests:
     def _decide(self, entry: Running, matched: Matched) -> None:
         if entry.answer.cancelled:
             return
-        decision = decide(self._role, matched, len(entry.candidates), self._config.local_max_tokens)
+        decision = decide(self._role, matched, len(entry.eligible), self._config.local_max_tokens)
         log.debug("request %s: %s (%s)", matched.id, decision.kind.value, decision.reason)
-        entry.answer.route, entry.answer.reason = decision.kind.value, decision.reason
+        again = f", after {len(entry.lost)} lost hand-offs ({', '.join(entry.lost)})" if entry.lost else ""
+        entry.answer.route, entry.answer.reason = decision.kind.value, decision.reason + again
         if decision.kind is Kind.LOCAL:
             self._send(RunLocal(matched.id))
         else:
             entry.opening = asyncio.create_task(self._open(entry, matched.hold_tokens))
+
+    def _lost(self, entry: Running, notice: HandoffLost) -> None:
+        """`Matched` follows. What the client has stays: the first token, if it was forwarded, is never sampled again."""
+        handoff = entry.handoff
+        if handoff is None:
+            return
+        log.warning("request %s: %s", entry.request.id, notice.message)
+        self.metrics.lost(handoff.worker_id, notice.reason)
+        entry.lost.append(handoff.worker_id)
+        if handoff.first is not None:
+            forced = entry.request.forced + pack_tokens([handoff.first.token_id])
+            entry.request = replace(entry.request, forced=forced)
+        self._leave(entry)
+        entry.answer.prefill_worker, entry.answer.prefill_stats = "", None
 
     async def _open(self, entry: Running, have_tokens: int) -> None:
         """The hand-off, or the prompt computed here when nobody takes it."""
@@ -168,7 +207,7 @@ class Requests:
 
         wait_s = self._config.session.open_s
         problem = await hand_off(
-            entry.candidates, self.peers, begin, have_tokens, entry.idempotency_id, wait_s, self.metrics.not_taken
+            entry.eligible, self.peers, begin, have_tokens, entry.idempotency_id, wait_s, self.metrics.not_taken
         )
         entry.opening = None
         if problem:

@@ -25,7 +25,7 @@ from twinflow.transfer.leases import LeaseTable, SessionKey
 from twinflow.transfer.loopback import AtPoll, LoopbackNetwork, LoopbackTransport, Scheduler
 from twinflow.transfer.thread import TransferThread
 
-WAIT_S = 10.0
+ATTEMPTS = 2  # lost hand-offs, then the decode worker computes by itself
 
 
 def request(id: str, prompt: Iterable[int], root: bytes, **sampling: Any) -> GenerateRequest:
@@ -130,6 +130,8 @@ class Pair:
         self.results: dict[str, Result] = {}
         self.open: set[str] = set()
         self.phase_of: dict[str, str] = {}
+        self.requests: dict[str, GenerateRequest] = {}
+        self.lost: dict[str, list[str]] = {}  # why hand-offs of a request failed
 
     @classmethod
     def build(cls, model: HybridModel, scheduler: Scheduler | None = None, **config: Any) -> "Pair":
@@ -145,7 +147,7 @@ class Pair:
         req = request(self.decode.next_id(), prompt, self.decode.root, **sampling)
         self.results[req.id] = Result()
         self.open.add(req.id)
-        self.requests = {**getattr(self, "requests", {}), req.id: req}
+        self.requests[req.id] = req
         self.relay_decode(self.decode.turn(base.Submit(req, Mode.CLAIM)))
         return req.id
 
@@ -162,6 +164,13 @@ class Pair:
     def relay_decode(self, notices: Iterable[Notice]) -> None:
         for notice in notices:
             match notice:
+                case base.HandoffLost(id):
+                    self.lost.setdefault(id, []).append(notice.message)
+                    self.end_lease(id)
+                    forced = pack_tokens(self.results[id].tokens)
+                    self.requests[id] = replace(self.requests[id], forced=forced)
+                case base.Matched() if len(self.lost.get(notice.id, [])) >= ATTEMPTS:
+                    self.decode.inbox.put(base.RunLocal(notice.id))
                 case base.Matched():
                     self.phase_of[notice.id] = "open"
                     self.leases.grant(self.session, notice.id)

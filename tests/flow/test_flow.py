@@ -144,20 +144,27 @@ def finish(reads: Manual) -> None:
         read.done()
 
 
-async def test_a_raising_read_is_a_clear_error_and_the_next_request_is_served(checkpoint: Path, oracle: Oracle) -> None:
+@pytest.mark.parametrize("sent_first", [False, True], ids=["before the first token", "after it"])
+async def test_a_lost_hand_off_changes_no_token(checkpoint: Path, oracle: Oracle, sent_first: bool) -> None:
+    """The read fails: the decode worker computes the prompt itself, and sends no token twice."""
     reads = Manual()
-    async with run_flow(checkpoint, reads) as flow:
-        async with httpx.AsyncClient(base_url=flow.url, timeout=30) as http:
-            request = asyncio.create_task(http.post("/v1/completions", json=body(prompt(1, 100))))
-            await flow.until(lambda: bool(reads.reads), "a read is posted")
-            reads.reads[0].fail("link down")
-            answer = await request
-        assert answer.status_code == 502
-        assert "link down" in answer.json()["error"]["message"] and answer.json()["error"]["code"] == "handoff_failed"
-        ids = prompt(2, 100)
+    async with run_flow(checkpoint, reads, chunk_tokens=32, step_tokens=32) as flow:
+        ids = prompt(1, 300)
         task = asyncio.create_task(complete(flow, ids))
-        await flow.until(lambda: finish(reads) is None and task.done(), "the next request is served")
-        assert (await task)["choices"][0]["text"] == text_of(flow, oracle(ids, NEW))
+        await flow.until(lambda: bool(reads.reads), "a read is posted")
+        if sent_first:
+            decoding = flow.engines["d"].sequences
+            await flow.until(lambda: any(s.first for s in list(decoding.values())), "the first token is there")
+        reads.reads[-1].fail("link down")
+        await flow.until(lambda: finish(reads) is None and task.done(), "the request is served")
+        answer = await task
+        assert answer["choices"][0]["text"] == text_of(flow, oracle(ids, NEW))
+        assert answer["twinflow"]["route"] == "local" and "lost hand-offs (p)" in answer["twinflow"]["reason"]
+        assert answer["usage"]["completion_tokens"] == NEW
+        await flow.clean()
+        again = asyncio.create_task(complete(flow, prompt(2, 100)))
+        await flow.until(lambda: finish(reads) is None and again.done(), "the next request is served")
+        assert (await again)["twinflow"]["route"] == "remote"
         await flow.clean()
 
 

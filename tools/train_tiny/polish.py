@@ -72,12 +72,13 @@ def unlikelihood(logits: Tensor, target: Tensor) -> Tensor:
 
 
 class Rounds:
-    """Answers of the present model (in bf16, as it will be stored), as batches whose targets are the tokens to unlearn."""
+    """Answers of the present model, as batches whose targets are the tokens to unlearn."""
 
     def __init__(
         self, args: argparse.Namespace, model: Qwen3_5ForCausalLM, mixture: Mixture, encoder: Encoder, device: str
     ) -> None:
-        self._speaker = Qwen3_5ForCausalLM(model.config).to(device, torch.bfloat16).eval()
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self._speaker = Qwen3_5ForCausalLM(model.config).to(device, dtype).eval()
         self._args, self._mixture, self._encoder, self._device = args, mixture, encoder, device
         self._ends = list(model.generation_config.eos_token_id)
         self.repeated = self.stopped = 0.0  # shares in the latest answers, of tokens and of answers

@@ -16,6 +16,7 @@ from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.events import EventLog
 from twinflow.cache.eviction import Evictor
 from twinflow.cache.integrity import check
+from twinflow.cache.mover import Mover
 from twinflow.cache.plan import Plan, Planner, group_hits
 from twinflow.cache.pool import Pool, StepClock
 from twinflow.cache.publish import Live, Publisher
@@ -44,7 +45,6 @@ class HybridCache:
         self.geometry = geometry
         self._fingerprint = layout.fingerprint()
         self._block_tokens = layout.block_tokens
-        self._copier = copier
         self._steps = StepClock()
         self._blocks = Pool(layout.attention.name, geometry.blocks, BlockId, self._steps)
         self._slots = Pool(layout.state.name, geometry.slots, SlotId, self._steps, total=geometry.slot_floor)
@@ -53,7 +53,10 @@ class HybridCache:
         self._policy = policy(layout, self._tree, self._blocks, self._slots)
         self._tree.dropped = self._policy.dropped
         self._evictor = Evictor(self._tree, self._blocks, self._slots, self._policy)
-        self._room = Room(geometry, self._tree, self._blocks, self._slots, self._evictor, self._policy)
+        self._mover = Mover(self._tree, self._blocks, self._slots, self._policy, copier)
+        self._room = Room(
+            geometry, self._tree, self._blocks, self._slots, self._evictor, self._policy, self._mover
+        )
         self._planner = Planner(layout, self._tree, self._slots, self._room)
         self._publisher = Publisher(self._tree, self._blocks, self._slots)
         self._live: dict[int, Live] = {}  # unreleased holdings by id(); `Live` keeps them alive, so ids are unique
@@ -84,9 +87,9 @@ class HybridCache:
         slots = self._room.fit(need, 1, off_stream=True)
         if slots is None:
             return False
-        self._room.move(slots)
+        self._room.move(slots, off_stream=True)
         holding.blocks += self._room.take_blocks(need, self._tick, leave_slots=1, off_stream=True)
-        holding.slot = self._room.take_slot(self._tick, off_stream=True)
+        holding.slot = self._room.take_slot(off_stream=True)
         return True
 
     def extend(self, holding: Holding, total_tokens: int) -> bool:
@@ -142,14 +145,16 @@ class HybridCache:
             self._saved(live, node.states[tail])
             return False
         self._tree.prune(node)
-        loss = self._room.cheapest_slot(self._tick)
-        if loss is None or loss > self._worth_of(live, kind):
+        loss = self._room.lowest_for_slot()
+        if loss is None or loss > self._policy.expected(kind, self._before(live)[1], self._tick):
             return False
-        slot = self._room.take_slot(self._tick)
+        slot = self._room.take_slot()
         try:
-            self._copy_slot(holding.slot, slot)
+            self._mover.copy_slot(holding.slot, slot)
+            before = self._before(live)
             self._tree.store_state(*self._publisher.home(live, holding.position), slot)
-            self._note_stored(live, slot, kind)
+            self._policy.stored(slot, kind, *before)
+            self._saved(live, slot)
         finally:
             self._slots.unref(slot, self._tick, retire=False)
         return True
@@ -159,9 +164,10 @@ class HybridCache:
             return
         live = self._require(holding, slot=None)
         self._tick += 1
+        before = self._before(live)
         stored = self._publisher.donate(live, self._tick) if donate else None
         if stored is not None:
-            self._note_stored(live, stored, CheckpointKind.END)
+            self._policy.stored(stored, CheckpointKind.END, *before)
         for block in reversed(holding.blocks):
             self._blocks.unref(block, self._tick)
         if holding.slot is not None:
@@ -242,15 +248,18 @@ class HybridCache:
             self._slots.ref(plan.checkpoint, self._tick)
         if plan.take_over_block and source is not None:
             holding.blocks.append(source)
-        self._room.move(plan.slots)
-        leave_slots = int(not plan.take_over_slot)
-        holding.blocks += self._room.take_blocks(plan.new_blocks, self._tick, leave_slots=leave_slots)
-        holding.slot = plan.checkpoint if plan.take_over_slot else self._room.take_slot(self._tick)
+        if plan.take_over_slot:
+            holding.slot = plan.checkpoint
         try:
+            self._room.move(plan.slots)
+            leave_slots = int(not plan.take_over_slot)
+            holding.blocks += self._room.take_blocks(plan.new_blocks, self._tick, leave_slots=leave_slots)
+            if holding.slot is None:
+                holding.slot = self._room.take_slot()
             if source is not None and not plan.take_over_block:
-                self._copy_block(source, holding.blocks[len(plan.full)])
-            if plan.checkpoint is not None and holding.slot is not None and not plan.take_over_slot:
-                self._copy_slot(plan.checkpoint, holding.slot)
+                self._mover.copy_block(source, holding.blocks[len(plan.full)])
+            if plan.checkpoint is not None and not plan.take_over_slot:
+                self._mover.copy_slot(plan.checkpoint, holding.slot)
         except BaseException:
             self.release(holding, donate=False)
             raise
@@ -289,33 +298,15 @@ class HybridCache:
         return holding
 
     def _saved(self, live: Live, slot: SlotId | None) -> None:
-        live.saved, live.saved_home = slot, self._tree.slot_homes.get(slot) if slot is not None else None
+        live.saved = None if slot is None else self._tree.slot_homes.get(slot)
 
     def _before(self, live: Live) -> tuple[SlotId | None, int]:
         """The deepest checkpoint that this holding knows of on its path, if it is still there, and how far it is behind."""
-        slot, home = live.saved, live.saved_home
-        if slot is None or home is None or self._tree.slot_homes.get(slot) is not home:
+        node, tail = live.saved or (None, b"")
+        slot = node.states.get(tail) if node is not None else None
+        if node is None or slot is None:
             return None, live.holding.position
-        return slot, live.holding.position - home[0].state_position(home[1])
-
-    def _note_stored(self, live: Live, slot: SlotId, kind: CheckpointKind) -> None:
-        self._policy.stored(slot, kind, *self._before(live))
-        self._saved(live, slot)
-
-    def _worth_of(self, live: Live, kind: CheckpointKind) -> float:
-        """Of a new checkpoint at the cursor, as `Room.cheapest_slot` counts it."""
-        expected = self._policy.expected(kind, self._before(live)[1], self._tick)
-        return self.geometry.slot_bytes * self._policy.cost(expected, self._tick)
-
-    def _copy_block(self, source: BlockId, target: BlockId) -> None:
-        self._blocks.fence(source)
-        self._blocks.fence(target)
-        self._copier.copy_block(source, target)
-
-    def _copy_slot(self, source: SlotId, target: SlotId) -> None:
-        self._slots.fence(source)
-        self._slots.fence(target)
-        self._copier.copy_slot(source, target)
+        return slot, live.holding.position - node.state_position(tail)
 
     def _require(self, holding: Holding, *, slot: bool | None = True) -> Live:
         """Raises ValueError for a holding that is released, of another cache, or without (with) a slot."""

@@ -21,8 +21,7 @@ class Live:
 
     holding: Holding
     tip: Node | None = None
-    saved: SlotId | None = None  # deepest checkpoint of its path that it resumed from or has stored; may be gone
-    saved_home: tuple[Node, bytes] | None = None
+    saved: tuple[Node, bytes] | None = None  # where its path's deepest checkpoint is that it resumed from or has stored
 
     @property
     def start(self) -> Node | None:

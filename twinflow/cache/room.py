@@ -1,18 +1,22 @@
 """Room in both pools: what is free, what eviction frees, and what moving the boundary between them gives.
 
-The boundary is the number of slots that there are; the blocks are those that fit beside them. It moves slot by slot, by
-evicting entries next to it that nobody references, and only as far as the floors of the geometry. No admission waits for
-it: `fit` says, before anything is changed, whether a request fits as things are or behind one move; `take_*` only execute.
+The boundary is the number of slots that there are; the blocks are those that fit beside them. It moves slot by slot, only
+as far as the floors of the geometry, and only through entries that nobody references. On either side the entry of the
+lowest priority goes, wherever it lies; what is next to the boundary and worth more takes its place (a copy on the compute
+stream). So bytes go to the side that needs them, not to the one that happens to lie there.
 
-Blocks are handed out lowest first and slots highest address first, so what is next to the boundary is mostly free, or the
-youngest.
+No admission waits for it: `fit` says, before anything is changed, whether a request fits as things are or behind one move;
+`take_*` only execute. Blocks are handed out lowest first and slots highest address first, so that the boundary rarely meets
+something in use.
 """
 
+import math
 from collections.abc import Collection
 
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import BlockId, SlotId
 from twinflow.cache.eviction import Evictor
+from twinflow.cache.mover import Mover
 from twinflow.cache.pool import Pool, UnitState
 from twinflow.cache.tree import Node, PrefixTree
 from twinflow.cache.worth import Policy
@@ -27,6 +31,7 @@ class Room:
         slots: Pool[SlotId],
         evictor: Evictor,
         policy: Policy,
+        mover: Mover,
     ) -> None:
         self._geometry = geometry
         self._tree = tree
@@ -34,6 +39,7 @@ class Room:
         self._slots = slots
         self._evictor = evictor
         self._policy = policy
+        self._mover = mover
 
     # -- what there is
 
@@ -84,112 +90,128 @@ class Room:
     # -- taking it
 
     def take_blocks(self, count: int, tick: int, *, leave_slots: int = 0, off_stream: bool = False) -> list[BlockId]:
-        """`count` blocks, evicting as needed; the caller has asked `fit` and moved. A slot is given up for it where that
-        costs less, as long as `leave_slots` remain to be taken."""
-        while (missing := count - self._blocks.available(off_stream=off_stream)) > 0:
+        """`count` blocks, evicting as needed; the caller has asked `fit` and moved. A slot is given up for them where that
+        loses less, as long as `leave_slots` remain to be taken."""
+        while self._blocks.available(off_stream=off_stream) < count:
             spare = self.available_slots(off_stream=off_stream) > leave_slots
-            if not (spare and self._give_slot(missing, tick)) and not self._evictor.evict_block():
+            moved = spare and self._slot_should_go(off_stream) and self._fewer_slots(off_stream)
+            if not moved and not self._evictor.evict_block():
                 break
         self._policy.took(count, tick)
         return self._blocks.take(count, off_stream=off_stream)
 
-    def take_slot(self, tick: int, *, off_stream: bool = False) -> SlotId:
+    def take_slot(self, *, off_stream: bool = False) -> SlotId:
         """A slot, evicting as needed; the caller has asked `fit` and moved."""
         while self._slots.available(off_stream=off_stream) < 1:
-            if not self._give_blocks(tick) and not self._evictor.evict_slot():
+            moved = self._blocks_should_go(off_stream) and self._more_slots(off_stream)
+            if not moved and not self._evictor.evict_slot():
                 break
         return self._slots.take(1, off_stream=off_stream)[0]
 
-    def cheapest_slot(self, tick: int) -> float | None:
-        """What is lost with the next slot; 0 for a free one, None if there is none."""
-        if self._slots.available(off_stream=False):
-            return 0.0
-        own = self._own_slot_cost(tick)
-        moved = self._blocks_cost(tick)
-        return min((c for c in (own, moved) if c is not None), default=None)
+    def lowest_for_slot(self) -> float | None:
+        """Priority of what would go for one more slot; None if nothing can."""
+        found = [p for p in (self._lowest_slot(), self._lowest_block()) if p is not None]
+        return min(found, default=None)
 
-    def move(self, slots: int) -> None:
+    def move(self, slots: int, *, off_stream: bool = False) -> None:
         """Moves the boundary; the caller knows from `fit` that everything on the way can go."""
-        if slots < self._slots.total:
-            gone = self._slots.units[slots : self._slots.total]
-            for slot in gone:
-                if slot in self._tree.slot_homes:
-                    self._tree.drop_state(slot)
-            self._slots.shrink(slots)
-            self._blocks.extend(self._geometry.blocks_beside(slots), self._slots.fence_over(gone))
-        elif slots > self._slots.total:
-            lost = self._between(slots, self._slots.total)
-            for block in lost:
-                node = self._tree.block_nodes.get(block)
-                if node is not None:
-                    self._evictor.evict_with_descendants(node)
-            self._blocks.shrink(self._geometry.blocks_beside(slots))
-            self._slots.extend(slots, self._blocks.fence_over(lost))
+        while self._slots.total > slots and self._fewer_slots(off_stream):
+            pass
+        while self._slots.total < slots and self._more_slots(off_stream):
+            pass
+        assert self._slots.total == slots
 
-    # -- whose loss is smaller
+    # -- one step of the boundary
 
-    def _give_slot(self, missing_blocks: int, tick: int) -> bool:
-        """Turns the slot next to the boundary into blocks if that loses less than evicting blocks."""
+    def _fewer_slots(self, off_stream: bool) -> bool:
+        """The slot next to the boundary becomes blocks. What it keeps is dropped if it is worth least or if a transfer
+        waits for its bytes, else it moves to the place of what is worth less."""
         fewer = self._slots.total - 1
         if fewer < self._geometry.slot_floor:
             return False
         slot = self._slots.units[fewer]
-        if not self._slot_ready(slot, off_stream=False):
+        if not self._slot_ready(slot, off_stream):
             return False
         if self._slots.reclaimable[slot]:
-            gained = self._geometry.blocks_beside(fewer) - self._blocks.total
-            next_block = self._evictor.block_queue.peek()
-            if next_block is not None:
-                evicted = min(gained, missing_blocks) * self._geometry.block_bytes
-                if self._slot_cost(slot, tick) > evicted * self._policy.cost(next_block[0], tick):
+            if off_stream:
+                self._tree.drop_state(slot)
+            else:
+                if not self._slots.free:
+                    self._evictor.evict_slot()
+                if self._slots.reclaimable[slot]:
+                    self._mover.move_slot(slot)
+        self._slots.shrink(fewer)
+        self._blocks.extend(self._geometry.blocks_beside(fewer), self._slots.fence_over([slot]))
+        return True
+
+    def _more_slots(self, off_stream: bool) -> bool:
+        """The blocks next to the boundary become a slot; as above."""
+        more = self._slots.total + 1
+        lost = self._between(more, more - 1)
+        if more > self._geometry.slots or not all(self._block_ready(b, off_stream) for b in lost):
+            return False
+        if off_stream:
+            for block in lost:
+                node = self._tree.block_nodes.get(block)
+                if node is not None:
+                    self._evictor.evict_with_descendants(node)
+        else:
+            while self._blocks.free < len(lost):
+                if not self._evictor.evict_block():
                     return False
-        self.move(fewer)
+            for block in lost:
+                if self._blocks.reclaimable[block]:
+                    self._mover.move_block(block)
+        self._blocks.shrink(self._geometry.blocks_beside(more))
+        self._slots.extend(more, self._blocks.fence_over(lost))
         return True
 
-    def _give_blocks(self, tick: int) -> bool:
-        """Turns the blocks next to the boundary into a slot if that loses less than evicting one."""
-        moved = self._blocks_cost(tick)
-        if moved is None:
-            return False
-        own = self._own_slot_cost(tick)
-        if own is not None and own < moved:
-            return False
-        self.move(self._slots.total + 1)
-        return True
+    # -- whose loss is smaller
 
-    def _own_slot_cost(self, tick: int) -> float | None:
+    def _slot_should_go(self, off_stream: bool) -> bool:
+        if off_stream:
+            return self._slots.state[self._slots.units[self._slots.total - 1]] is UnitState.FREE
+        slot, block = self._lowest_slot(), self._evictor.block_queue.peek()
+        return slot is not None and (block is None or slot < block[0])
+
+    def _blocks_should_go(self, off_stream: bool) -> bool:
+        if off_stream:
+            there = self._slots.total
+            return all(self._blocks.state[b] is UnitState.FREE for b in self._between(there + 1, there))
+        slot, block = self._lowest_slot(), self._lowest_block()
+        return block is not None and (slot is None or block < slot)
+
+    def _lowest_slot(self) -> float | None:
+        """Priority of what goes with the next slot of this side."""
+        if self._slots.free:
+            return -math.inf
         found = self._evictor.slot_queue.peek()
-        return None if found is None else self._geometry.slot_bytes * self._policy.cost(found[0], tick)
+        return None if found is None else found[0]
 
-    def _slot_cost(self, slot: SlotId, tick: int) -> float:
-        return self._geometry.slot_bytes * self._policy.cost(self._policy.slot(slot), tick)
-
-    def _blocks_cost(self, tick: int) -> float | None:
-        """What is lost with the blocks that one more slot needs, None if they cannot go."""
-        there = self._slots.total
-        if there >= self._geometry.slots:
+    def _lowest_block(self) -> float | None:
+        """Priority of what goes with the blocks that one more slot needs, None if the boundary cannot move there."""
+        more = self._slots.total + 1
+        lost = self._between(more, more - 1)
+        if more > self._geometry.slots or not all(self._block_ready(b, off_stream=False) for b in lost):
             return None
-        lost = self._between(there + 1, there)
-        if not all(self._block_ready(b, off_stream=False) for b in lost):
-            return None
-        cost, seen = 0.0, set[BlockId]()
-        for block in lost:
-            node = self._tree.block_nodes.get(block)
-            for each in self._evictor.subtree(node) if node is not None else ():
-                if each.kv is not None and each.kv not in seen:
-                    seen.add(each.kv)
-                    cost += self._geometry.block_bytes * self._policy.cost(self._policy.block(each.kv), tick)
-        return cost
+        if self._blocks.free >= len(lost):
+            return -math.inf
+        found = self._evictor.block_queue.peek()
+        return None if found is None else found[0]
 
     def _between(self, slots: int, fewer: int) -> list[BlockId]:
         """Blocks that are there beside `fewer` slots and not beside `slots`."""
         return self._blocks.units[self._geometry.blocks_beside(slots) : self._geometry.blocks_beside(fewer)]
 
     def _block_ready(self, block: BlockId, off_stream: bool) -> bool:
-        if off_stream and self._blocks.is_fenced(block):
-            return False
+        """Whether the boundary may pass: free, or nobody's and movable. A transfer cannot wait for a copy: for one, what is
+        there must be evicted, with all below it."""
+        if self._blocks.state[block] is UnitState.FREE:
+            return not (off_stream and self._blocks.is_fenced(block))
+        if not off_stream:
+            return self._blocks.reclaimable[block]
         node = self._tree.block_nodes.get(block)
-        return self._tree.evictable(node) if node is not None else self._blocks.state[block] is UnitState.FREE
+        return node is not None and self._tree.evictable(node) and not self._blocks.is_fenced(block)
 
     def _slot_ready(self, slot: SlotId, off_stream: bool) -> bool:
         if off_stream and self._slots.is_fenced(slot):

@@ -165,6 +165,21 @@ class PrefixTree:
         self._log.emit(EventKind.CHECKPOINT_REMOVED, node.state_hash(tail), node.state_position(tail))
         self.prune(node)
 
+    def rehome_block(self, source: BlockId, target: BlockId) -> None:
+        """The same KV is in another block from now on. Both are referenced meanwhile."""
+        node = self.block_nodes.pop(source)
+        node.kv = target
+        self.block_nodes[target] = node
+        self._blocks.publish(target)
+        self._blocks.unpublish(source)
+
+    def rehome_state(self, source: SlotId, target: SlotId) -> None:
+        """The same state is in another slot from now on. Both are referenced meanwhile."""
+        node, tail = self.slot_homes[target] = self.slot_homes.pop(source)
+        node.states[tail] = target
+        self._slots.publish(target)
+        self._slots.unpublish(source)
+
     def prune(self, node: Node) -> None:
         """Removes `node` and its ancestors as far as they keep nothing."""
         at: Node | None = node

@@ -49,10 +49,6 @@ class Policy(Protocol):
         """Priority that a new checkpoint would have."""
         ...
 
-    def cost(self, priority: float, tick: int) -> float:
-        """What is lost per byte with an entry of this priority."""
-        ...
-
     def hit(self, found: Found, resumed: SlotId | None, tick: int) -> None:
         """A prompt was matched and resumes at one of its checkpoints, or at none."""
         ...
@@ -63,6 +59,10 @@ class Policy(Protocol):
 
     def dropped(self, slot: SlotId) -> None:
         """It is gone."""
+        ...
+
+    def moved(self, source: SlotId, target: SlotId) -> None:
+        """It is in another slot now."""
         ...
 
     def before(self, slot: SlotId) -> SlotId | None:
@@ -90,9 +90,6 @@ class Recency:
     def expected(self, kind: CheckpointKind, gain_tokens: int, tick: int) -> float:
         return tick
 
-    def cost(self, priority: float, tick: int) -> float:
-        return priority
-
     def hit(self, found: Found, resumed: SlotId | None, tick: int) -> None:
         for slot in found.checkpoints.values():
             self._slots.used[slot] = tick
@@ -100,6 +97,8 @@ class Recency:
     def stored(self, slot: SlotId, kind: CheckpointKind, before: SlotId | None, gain_tokens: int) -> None: ...
 
     def dropped(self, slot: SlotId) -> None: ...
+
+    def moved(self, source: SlotId, target: SlotId) -> None: ...
 
     def before(self, slot: SlotId) -> SlotId | None:
         return None
@@ -137,9 +136,6 @@ class Worth:
     def expected(self, kind: CheckpointKind, gain_tokens: int, tick: int) -> float:
         return tick + self.horizon * (self._chances.log_of((kind, 0)) + self._log_share(gain_tokens))
 
-    def cost(self, priority: float, tick: int) -> float:
-        return math.exp(min(0.0, (priority - tick) / self.horizon))
-
     def hit(self, found: Found, resumed: SlotId | None, tick: int) -> None:
         if resumed is not None:
             self._slots.used[resumed] = tick
@@ -164,6 +160,17 @@ class Worth:
                 del self._before[each]
             else:
                 self._before[each] = before
+
+    def moved(self, source: SlotId, target: SlotId) -> None:
+        self._class[target], self._gain[target] = self._class[source], self._gain[source]
+        before, behind = self._before.pop(source, None), self._behind.pop(source, [])
+        if before is not None:
+            self._before[target] = before
+            self._behind[before].remove(source)
+            self._behind[before].append(target)
+        if behind:
+            self._behind[target] = behind
+            self._before.update(dict.fromkeys(behind, target))
 
     def before(self, slot: SlotId) -> SlotId | None:
         return self._before.get(slot)

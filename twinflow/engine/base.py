@@ -6,6 +6,7 @@ A worker's front (gRPC, sessions, asyncio) sends `Command`s, the engine's loop a
     decode   Submit(CLAIM) ─▶ Matched ─▶ RunLocal ─▶ tokens … Done
                                       └▶ PullFrom, then as relayed from the peer: BlocksAnnounced* FirstTokenArrived
                                          PrefillFinished ─▶ PullDone ─▶ Confirm ─▶ tokens … Done
+                                         a failure before Confirm: HandoffLost, then Matched again
     prefill  Submit(OFFER) ─▶ Offered* · Generated (first token) · Prefilled … EndLease ─▶ Done
 
 Nothing received over a transfer is used before `Confirm`. Every request ends in exactly one `Done`, also after errors.
@@ -98,7 +99,8 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class HandoffFailed:
-    """The session died, the peer refused or failed: the request ends with this error."""
+    """The session died, the peer refused or failed: answered by `HandoffLost`, or by `Done` with this error where nothing
+    can be recovered."""
 
     id: str
     reason: str
@@ -195,6 +197,16 @@ class Matched:
     usable_tokens: int
     hold_tokens: int
     prompt_tokens: int  # prompt + forced
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffLost:
+    """CLAIM: the hand-off failed before it was confirmed, everything received is given up; `Matched` follows with what is
+    held now. A first token that was forwarded is a forced prefix from here on."""
+
+    id: str
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +317,7 @@ class CacheSnapshot:
 
 
 Answer = Flushed | Inspected | MatchFound | CacheSnapshot  # to a command with that token, about no request
-Notice = Matched | Generated | Offered | Prefilled | PullDone | Done | Answer
+Notice = Matched | HandoffLost | Generated | Offered | Prefilled | PullDone | Done | Answer
 
 
 @dataclass(frozen=True, slots=True)

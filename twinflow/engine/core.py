@@ -13,6 +13,7 @@ from twinflow.cache.base import Cache
 from twinflow.cache.checkpoints import default_interval_tokens
 from twinflow.contracts.errors import (
     BadRequest,
+    Cancelled,
     HandoffFailed,
     Internal,
     NoCapacity,
@@ -132,7 +133,7 @@ class Engine:
                 if (sequence := self.sequences.get(command.id)) and sequence.intake:
                     self._notices += self.pulls.announced(sequence, command)
             case base.FirstTokenArrived(id, sample):
-                if (sequence := self.sequences.get(id)) and sequence.intake:
+                if sequence := self.sequences.get(id):
                     self._first_token(sequence, sample)
             case base.PrefillFinished():
                 if (sequence := self.sequences.get(command.id)) and sequence.intake:
@@ -143,8 +144,8 @@ class Engine:
             case PullFinished():
                 self._pull_finished(command)
             case base.HandoffFailed(id, reason, message):
-                if sequence := self.sequences.get(id):
-                    self._fail(sequence, from_reason(reason, message))
+                if (sequence := self.sequences.get(id)) and sequence.intake:  # else: of a hand-off that is given up
+                    self._lost(sequence, from_reason(reason, message))
             case base.PeerGone(key):
                 self.pulls.forget(key)
             case base.Cancel(id) | base.EndLease(id):
@@ -176,9 +177,14 @@ class Engine:
         if command.have_tokens % chain.block_tokens or command.have_tokens > sequence.start_tokens:
             raise BadRequest(f"have_tokens={command.have_tokens} is no whole number of this prompt's blocks")
         self.sequences[request.id] = sequence
-        if command.mode is not Mode.CLAIM:
+        if command.mode is Mode.CLAIM:
+            self._claim(sequence)
+        else:
             self.waiting.add(sequence)
-            return
+
+    def _claim(self, sequence: Sequence) -> None:
+        """Holds what the cache has of the prompt and lets the front decide."""
+        chain = sequence.chain
         found = self.cache.match(chain)
         sequence.holding = self.cache.hold_prefix(chain)
         sequence.stats = RequestStats(
@@ -188,7 +194,7 @@ class Engine:
         )
         sequence.phase = Phase.MATCHED
         held = len(sequence.holding.blocks) * chain.block_tokens
-        self._notices.append(Matched(request.id, found.hits, found.usable_tokens, held, sequence.start_tokens))
+        self._notices.append(Matched(sequence.id, found.hits, found.usable_tokens, held, sequence.start_tokens))
 
     # ---- admission ----
 
@@ -300,11 +306,15 @@ class Engine:
     # ---- hand-off, decode side ----
 
     def _first_token(self, sequence: Sequence, sample: base.Sample) -> None:
-        if sequence.first is not None:
-            raise HandoffFailed("the prefill worker sent two first tokens")
-        sequence.first = sample
         if sample.finish:  # nothing more will be computed: no pull is needed
             self._end(sequence, donate=False)
+        elif sequence.intake is None:
+            if sequence.phase is Phase.MATCHED:  # forwarded before the front knew that the hand-off was lost
+                sequence.force(sample.token_id)
+        elif sequence.first is not None:
+            raise HandoffFailed("the prefill worker sent two first tokens")
+        else:
+            sequence.first = sample
 
     def _pull_finished(self, event: PullFinished) -> None:
         """Also of sequences that are over: their memory is doomed until this moment."""
@@ -344,7 +354,26 @@ class Engine:
         self._done(sequence.id, sequence.stats, error)
 
     def _fail(self, sequence: Sequence, error: TwinflowError) -> None:
-        self._end(sequence, donate=False, error=error)
+        if isinstance(error, HandoffFailed):
+            self._lost(sequence, error)
+        else:
+            self._end(sequence, donate=False, error=error)
+
+    def _lost(self, sequence: Sequence, error: TwinflowError) -> None:
+        """A hand-off failed. Unless it was confirmed already, nothing of it was used: the request starts over from what is
+        held here, with a first token that the client has as a forced prefix. What reads may still write to is doomed."""
+        if sequence.intake is None or sequence.phase is Phase.RUNNING or isinstance(error, Cancelled):
+            self._end(sequence, donate=False, error=error)
+            return
+        self.waiting.remove(sequence)
+        self.pulls.cancel(sequence)
+        if sequence.holding is not None:
+            self.cache.release(sequence.holding, donate=False)
+        first, sequence.first, sequence.intake, sequence.peer = sequence.first, None, None, None
+        if first is not None:
+            sequence.force(first.token_id)
+        self._notices.append(base.HandoffLost(sequence.id, error.reason, error.message))
+        self._claim(sequence)
 
     def _done(self, id: str, stats: RequestStats, error: TwinflowError | None) -> None:
         if error is None:

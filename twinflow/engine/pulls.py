@@ -44,7 +44,9 @@ class Pulls:
         self.transfer = transfer
         self.verify = verify
         self.reserve = reserve
-        self._posted: dict[str, Sequence] = {}  # pull id -> sequence, also after the sequence has ended
+        self._posted: dict[
+            str, tuple[Sequence, Intake]
+        ] = {}  # by pull id, also after the sequence or hand-off has ended
 
     def open(self, sequence: Sequence, peer: PeerArena) -> None:
         """A hand-off from `peer` begins; the sequence holds its attention hit."""
@@ -53,8 +55,9 @@ class Pulls:
         assert sequence.holding is not None
         position = sequence.start_tokens
         sequence.peer = peer
+        sequence.handoffs += 1
         sequence.intake = Intake(
-            request_id=sequence.id,
+            request_id=f"{sequence.id}/{sequence.handoffs}",  # pull ids are unique for ever
             block_tokens=sequence.chain.block_tokens,
             have_blocks=len(sequence.holding.blocks),
             expected=StateTag(sequence.chain.prefix_hash(position), position, self.fingerprint),
@@ -94,14 +97,15 @@ class Pulls:
 
     def pull_finished(self, event: PullFinished) -> tuple[Sequence | None, Seq[intake.Action]]:
         """Unpins what the pull wrote to. Returns its sequence and what is to be done next (`proceed`)."""
-        sequence = self._posted.pop(event.pull_id, None)
-        if sequence is None or sequence.intake is None:
+        if event.pull_id not in self._posted:
             return None, ()
-        actions = sequence.intake.pull_finished(
+        sequence, received = self._posted.pop(event.pull_id)
+        actions = received.pull_finished(
             event.pull_id, event.ok, event.error, event.bytes, event.seconds, event.descriptors, event.transport
         )
-        unpin = [a for a in actions if isinstance(a, intake.Unpin)]
-        self._execute(sequence, unpin)
+        for action in actions:
+            if isinstance(action, intake.Unpin):
+                self.cache.unpin_io(map(BlockId, action.blocks), map(SlotId, action.slots))
         return sequence, [a for a in actions if not isinstance(a, intake.Unpin)]
 
     def proceed(self, sequence: Sequence, actions: Seq[intake.Action]) -> list[Notice]:
@@ -136,8 +140,6 @@ class Pulls:
                     self.reserve(sequence)
                 case intake.Pull():
                     notices += self._pull(sequence, action)
-                case intake.Unpin(blocks, slots):
-                    self.cache.unpin_io(map(BlockId, blocks), map(SlotId, slots))
                 case intake.CancelPull(pull_id):
                     self.transfer.cancel(pull_id)
                 case intake.Verify(blocks, slots):
@@ -155,7 +157,7 @@ class Pulls:
     def _pull(self, sequence: Sequence, pull: intake.Pull) -> list[Notice]:
         assert self.transfer is not None and sequence.peer is not None and sequence.intake is not None
         self.cache.pin_io((BlockId(b) for _, b in pull.blocks), (SlotId(s) for _, s in pull.slots))
-        self._posted[pull.pull_id] = sequence
+        self._posted[pull.pull_id] = (sequence, sequence.intake)
         try:
             ranges = plan_pull(self.arena.geometry, sequence.peer, pull.blocks, pull.slots)
         except ValueError as error:  # names that the peer's own geometry refuses: nothing was posted

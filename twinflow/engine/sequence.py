@@ -6,7 +6,7 @@ from enum import Enum
 
 from twinflow.cache.base import Holding
 from twinflow.cache.checkpoints import CheckpointKind, checkpoint_positions
-from twinflow.contracts.hashing import TokenChain
+from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain
 from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample
 from twinflow.engine.base import Mode
 from twinflow.engine.sampling import ending_ids
@@ -45,6 +45,8 @@ class Sequence:
     first: Sample | None = None  # decode side: sampled by the prefill worker, fed after adoption
     row: int | None = None  # of the persistent block tables
     preemptions: int = 0
+    handoffs: int = 0  # begun so far
+    recovered_tokens: int = 0
     cuts: dict[int, CheckpointKind] = field(default_factory=dict)  # positions ahead whose states are kept, ascending
     stats: RequestStats = field(default_factory=RequestStats)
 
@@ -54,8 +56,8 @@ class Sequence:
 
     @property
     def start_tokens(self) -> int:
-        """Tokens to feed before the first new one is sampled: prompt + forced."""
-        return self.request.prompt_tokens + len(self.request.forced) // 4
+        """Tokens to feed before the first new one is sampled: prompt, forced, and what lost hand-offs had sampled."""
+        return self.request.prompt_tokens + len(self.request.forced) // TOKEN_BYTES + self.recovered_tokens
 
     @property
     def total_tokens(self) -> int:
@@ -63,6 +65,12 @@ class Sequence:
         if self.mode is Mode.OFFER:
             return self.start_tokens
         return max(self.request.max_total_tokens, self.start_tokens)
+
+    def force(self, token_id: int) -> None:
+        """A token that somebody else sampled and the client has: a prefix now, never sampled again."""
+        self.generated.append(token_id)
+        self.chain.append([token_id])
+        self.recovered_tokens += 1
 
     def needs_tokens(self, growth_tokens: int) -> int:
         """What it needs memory for to run on by `growth_tokens`: never more than its worst case."""

@@ -32,6 +32,14 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@lru_cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program can have; decides how many tiles are loaded ahead."""
+    if device.type != "cuda":
+        return 99 << 10
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
 @triton.jit
 def find_sequence(cu_seqlens, sequences, block, SIZE: tl.constexpr):
     """The largest s with `cu_seqlens[s] // SIZE + s <= block`: sequence s owns the blocks from there on."""

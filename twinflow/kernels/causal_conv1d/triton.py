@@ -122,7 +122,7 @@ def _one_token(
     tl.store(out + seq * CHANNELS + c, y.to(out.dtype.element_ty), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def _convolve(
     x,
     weight,

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twinflow.kernels.triton_tools import dot_precision, multiprocessors, power_of_2
+from twinflow.kernels.triton_tools import dot_precision, multiprocessors, power_of_2, shared_bytes
 
 CHUNK_TOKENS = 64
 
@@ -58,13 +58,13 @@ def scan_chunks(
     cu_seqlens: torch.Tensor,
     value_tile: int | None = None,
     warps: int = 4,
-    stages: int = 2,
+    stages: int | None = None,
 ) -> None:
     """Runs all sequences of more than one token; others are left alone.
 
     q, k (T, G, K), head h reads h // (H / G), any token stride; skip (H,) or None; out (T, H, V) contiguous, written;
     state (R, H, V, K), read and updated by row, -1 = start from zeros and store nothing; fresh (B,) bool. value_tile,
-    warps, stages: tuning, `value_tile` chosen by the number of heads in flight when None.
+    warps, stages: tuning; chosen by the number of heads in flight and the GPU's shared memory when None.
     """
     sequences, heads, v_dim, k_dim = fresh.shape[0], *state.shape[1:]
     v_width = power_of_2(v_dim)
@@ -72,6 +72,8 @@ def scan_chunks(
         # Narrow tiles read Q, K, W and M more often but give a lone prompt enough programs to fill the GPU.
         enough = 2 * sequences * heads >= multiprocessors(q.device)
         value_tile = 64 if enough and q.dtype != torch.float32 else 32
+    if stages is None:
+        stages = 2 if k_dim <= 128 and shared_bytes(q.device) >= 160 << 10 else 1
     tile = min(value_tile, v_width)
     u, w = chunks.inputs, chunks.corrections
     _scan[(triton.cdiv(v_dim, tile), heads, sequences)](

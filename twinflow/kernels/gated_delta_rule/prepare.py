@@ -71,7 +71,7 @@ def prepare_chunks(
     return chunks
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def _prepare(
     q,
     k,

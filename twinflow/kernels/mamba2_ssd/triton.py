@@ -193,7 +193,7 @@ def _one_token(
     tl.store(out + (token * HEADS + head) * P + pc, y.to(out.dtype.element_ty), mask=in_p)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def _prepare(
     b,
     c,

@@ -88,7 +88,7 @@ def _launch(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm_rows(
     x,
     other,

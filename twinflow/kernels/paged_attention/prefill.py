@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from twinflow.kernels.paged_attention.tile import attend_tile
-from twinflow.kernels.triton_tools import dot_precision, find_sequence, power_of_2
+from twinflow.kernels.triton_tools import dot_precision, find_sequence, power_of_2, shared_bytes
 
 
 def attend_many_queries(
@@ -27,7 +27,7 @@ def attend_many_queries(
     rows: int = 128,
     tile: int = 64,
     warps: int = 8,
-    stages: int = 2,
+    stages: int | None = None,
 ) -> None:
     """Writes `out` (T, H, D) for the sequences with more than one query. rows, tile, warps, stages: tuning."""
     tokens, heads, dim = q.shape
@@ -35,6 +35,8 @@ def attend_many_queries(
     group = heads // kv_heads
     if q.dtype == torch.float32:
         rows, tile, warps, stages = 32, 32, 4, 1
+    if stages is None:
+        stages = 2 if shared_bytes(q.device) >= 200 << 10 or dim <= 128 else 1
     rows = max(rows, power_of_2(group))
     size = rows // group
     _attend[(tokens // size + sequences, kv_heads)](
@@ -66,7 +68,7 @@ def attend_many_queries(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences"])
 def _attend(
     q,
     k_cache,
