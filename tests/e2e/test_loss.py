@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.cli.cluster import get_json
 from tests.e2e.conftest import Workers, start
 from tests.e2e.oracle import Oracle
 from tests.e2e.test_heart import NEW, connect
@@ -20,6 +21,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     started = start(tmp_path_factory.mktemp("loss"), prefill=2, decode=1, extra=tuple(extra))
     yield started
     assert started.cluster.stop() == []
+
+
+def connected(workers: Workers) -> set[str]:
+    return {w["id"] for w in get_json(workers.cluster.base_url, "/health")[1]["workers"] if w["connected"]}
 
 
 @pytest.mark.timeout(240)
@@ -44,5 +49,7 @@ async def test_a_killed_prefill_worker_costs_time_only(three: Workers, oracle: O
     assert got.tokens == want
     assert "lost hand-offs (prefill-0)" in got.stats.reason
     assert (got.stats.route, got.stats.prefill_worker) == (("local", "") if left == "none" else ("remote", "prefill-1"))
+    while "prefill-0" in connected(three):  # until the router has noticed, it would count as ready
+        await asyncio.sleep(0.1)
     await asyncio.to_thread(three.cluster.start, "prefill-0")
     await asyncio.to_thread(three.cluster.wait_ready, 100)
