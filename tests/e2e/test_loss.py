@@ -51,5 +51,5 @@ async def test_a_killed_prefill_worker_costs_time_only(three: Workers, oracle: O
     assert (got.stats.route, got.stats.prefill_worker) == (("local", "") if left == "none" else ("remote", "prefill-1"))
     while "prefill-0" in connected(three):  # until the router has noticed, it would count as ready
         await asyncio.sleep(0.1)
-    await asyncio.to_thread(three.cluster.start, "prefill-0")
+    three.cluster.start("prefill-0")  # from the main thread: a child ends with the thread that started it
     await asyncio.to_thread(three.cluster.wait_ready, 100)
