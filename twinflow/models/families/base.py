@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from twinflow.contracts.groups import CacheLayout
+from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
 from twinflow.kernels.base import KernelSet
 from twinflow.models.base import HybridModel
 from twinflow.models.weights import Weights
@@ -40,3 +40,31 @@ class Family(Protocol):
     ) -> HybridModel:
         """Takes the weights and assembles the model. Raises ModelError or Unsupported."""
         ...
+
+
+def hybrid_layout(
+    model_id: str,
+    options: LayoutOptions,
+    *,
+    attention_layers: tuple[int, ...],
+    kv: tuple[int, int],
+    state_layers: tuple[int, ...],
+    temporal: tuple[int, ...],
+    conv: tuple[int, int],
+) -> CacheLayout:
+    """One group of attention layers, `kv` = (kv heads, head dim), and one of layers with a temporal and a conv state, of
+    these shapes per sequence."""
+    attention = GroupSpec(
+        name="attention",
+        kind=GroupKind.ATTENTION,
+        layer_ids=attention_layers,
+        tensors=(TensorSpec("k", kv, options.dtype), TensorSpec("v", kv, options.dtype)),
+        block_tokens=options.block_tokens,
+    )
+    state = GroupSpec(
+        name="state",
+        kind=GroupKind.STATE,
+        layer_ids=state_layers,
+        tensors=(TensorSpec("temporal", temporal, options.state_dtype), TensorSpec("conv", conv, options.dtype)),
+    )
+    return CacheLayout(model_id, (attention, state))

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
+from twinflow.contracts.groups import CacheLayout
 from twinflow.kernels.base import KernelSet
-from twinflow.models.families.base import LayoutOptions
+from twinflow.models.families.base import LayoutOptions, hybrid_layout
 from twinflow.models.families.experts import Experts, SizedExperts
 from twinflow.models.families.nemotron_h_config import ATTENTION, EXPERTS, MAMBA, NemotronHConfig
 from twinflow.models.layers.attention import Attention
@@ -38,24 +38,15 @@ class NemotronHFamily:
 
     def layout(self, config: dict[str, Any], options: LayoutOptions, model_id: str) -> CacheLayout:
         c = NemotronHConfig.parse(config, experts=self.experts)
-        kv = (c.kv_heads, c.head_dim)
-        attention = GroupSpec(
-            name="attention",
-            kind=GroupKind.ATTENTION,
-            layer_ids=c.attention_layers,
-            tensors=(TensorSpec("k", kv, options.dtype), TensorSpec("v", kv, options.dtype)),
-            block_tokens=options.block_tokens,
+        return hybrid_layout(
+            model_id,
+            options,
+            attention_layers=c.attention_layers,
+            kv=(c.kv_heads, c.head_dim),
+            state_layers=c.state_layers,
+            temporal=(c.mamba_heads, c.mamba_head_dim, c.state_dim),
+            conv=(c.conv_dim, c.conv_width - 1),
         )
-        state = GroupSpec(
-            name="state",
-            kind=GroupKind.STATE,
-            layer_ids=c.state_layers,
-            tensors=(
-                TensorSpec("temporal", (c.mamba_heads, c.mamba_head_dim, c.state_dim), options.state_dtype),
-                TensorSpec("conv", (c.conv_dim, c.conv_width - 1), options.dtype),
-            ),
-        )
-        return CacheLayout(model_id, (attention, state))
 
     def build(
         self,

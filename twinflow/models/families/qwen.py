@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
+from twinflow.contracts.groups import CacheLayout
 from twinflow.kernels.base import HeadNorm, KernelSet
 from twinflow.kernels.rotary.frequencies import inverse_frequencies
-from twinflow.models.families.base import LayoutOptions
+from twinflow.models.families.base import LayoutOptions, hybrid_layout
 from twinflow.models.families.qwen_config import FULL, QwenConfig
 from twinflow.models.families.qwen_weights import attention_rows, sized_experts
 from twinflow.models.layers.attention import Attention
@@ -43,24 +43,15 @@ class QwenFamily:
 
     def layout(self, config: dict[str, Any], options: LayoutOptions, model_id: str) -> CacheLayout:
         c = QwenConfig.parse(config, experts=self.experts)
-        kv = (c.kv_heads, c.head_dim)
-        attention = GroupSpec(
-            name="attention",
-            kind=GroupKind.ATTENTION,
-            layer_ids=c.attention_layers,
-            tensors=(TensorSpec("k", kv, options.dtype), TensorSpec("v", kv, options.dtype)),
-            block_tokens=options.block_tokens,
+        return hybrid_layout(
+            model_id,
+            options,
+            attention_layers=c.attention_layers,
+            kv=(c.kv_heads, c.head_dim),
+            state_layers=c.state_layers,
+            temporal=(c.value_heads, c.value_dim, c.key_dim),
+            conv=(c.conv_dim, c.conv_width - 1),
         )
-        state = GroupSpec(
-            name="state",
-            kind=GroupKind.STATE,
-            layer_ids=c.state_layers,
-            tensors=(
-                TensorSpec("temporal", (c.value_heads, c.value_dim, c.key_dim), options.state_dtype),
-                TensorSpec("conv", (c.conv_dim, c.conv_width - 1), options.dtype),
-            ),
-        )
-        return CacheLayout(model_id, (attention, state))
 
     def build(
         self,
