@@ -1,6 +1,6 @@
 """Replays request traces through the real cache, without a model: which share of the prompts' tokens need no computing?
 
-    python -m benchmarks.cache_replay TRACE... [--gib 16 32 64 ...] [--limit N]
+    python -m benchmarks.cache_replay TRACE... [--gib 32 128 512 ...] [--limit N]
 
 Bytes are those of Qwen3.5-4B: 32,768 of KV per token, 51,511,296 per state. Blocks are as coarse as the trace's own, 512
 tokens, since nothing finer can be shared in it. One request at a time: reserve, feed to each position of the checkpoint
@@ -12,7 +12,7 @@ plan, store, donate. Compared, at each capacity (columns are per cent of all pro
     min       as ours, but a hit is the minimum over the groups' own hits, and counts if the state is there
     today     fixed split (a quarter of the bytes for states), LRU, states at the boundary and the end
     fixed     as ours with the best of three fixed splits (1/10, 1/4, 1/2 of the bytes for states)
-    moved     as ours if entries could be moved about for free: the boundary is where the bytes are needed
+    live      as ours if the memory of running requests could be moved, too
     ceiling   a cache that forgets nothing and can resume anywhere
 """
 
@@ -24,8 +24,10 @@ from pathlib import Path
 
 from benchmarks.traces import TRACE_BLOCK_TOKENS, Request, load
 from twinflow.cache.arena import ArenaGeometry
+from twinflow.cache.base import BlockId, SlotId
 from twinflow.cache.checkpoints import CheckpointKind, checkpoint_positions, default_interval_tokens
 from twinflow.cache.hybrid import HybridCache
+from twinflow.cache.pool import UnitState
 from twinflow.cache.worth import Recency, Worth
 from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
 from twinflow.contracts.hashing import TokenChain, root_hash
@@ -144,14 +146,55 @@ VARIANTS = {
     "lru": Variant(Recency),
     "prompt": Variant(kinds=PROMPT_END),
     "today": Variant(Recency, frozenset({CheckpointKind.BOUNDARY, CheckpointKind.END}), 0.25),
+    "live": Variant(prepare=lambda cache: moves_live_memory(cache)),
     **{f"fixed {share:g}": Variant(state_share=share) for share in SHARES},
 }
+
+
+def moves_live_memory(cache: HybridCache) -> None:
+    """The boundary passes through what running requests hold (which no kernel reads here): what could that still add?"""
+    blocks, slots, tree, room, mover = cache._blocks, cache._slots, cache._tree, cache._room, cache._mover
+    move_block, move_slot = mover.move_block, mover.move_slot
+
+    def any_block(source: BlockId) -> None:
+        if not blocks.refs[source]:
+            return move_block(source)
+        (target,) = blocks.take(1)
+        if source in tree.block_nodes:
+            tree.rehome_block(source, target)
+        for live in cache._live.values():
+            live.holding.blocks[:] = [target if b == source else b for b in live.holding.blocks]
+        blocks.unref(source, blocks.used[source], retire=False)
+
+    def any_slot(source: SlotId) -> None:
+        if not slots.refs[source]:
+            return move_slot(source)
+        (target,) = slots.take(1)
+        for live in cache._live.values():
+            if live.holding.slot == source:
+                live.holding.slot = target
+        slots.unref(source, slots.used[source], retire=False)
+
+    mover.move_block, mover.move_slot = any_block, any_slot  # type: ignore[method-assign]
+
+    def block_ready(block: BlockId, off_stream: bool) -> bool:
+        node = tree.block_nodes.get(block)
+        whole = node is None or not tree.is_partial(node)
+        mine = any(block in live.holding.blocks for live in cache._live.values())
+        return not blocks.refs[block] or (blocks.refs[block] == 1 and whole and mine)
+
+    def slot_ready(slot: SlotId, off_stream: bool) -> bool:
+        mine = any(slot == live.holding.slot for live in cache._live.values())
+        return not slots.refs[slot] or (mine and slot not in tree.slot_homes)
+
+    room._block_ready, room._slot_ready = block_ready, slot_ready  # type: ignore[method-assign]
+    room._must_move = lambda pool, unit: pool.state[unit] is not UnitState.FREE  # type: ignore[method-assign]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+", type=Path)
-    parser.add_argument("--gib", nargs="+", type=int, default=[16, 32, 64, 128, 256, 512, 1024])
+    parser.add_argument("--gib", nargs="+", type=int, default=[32, 128, 512, 2048])
     parser.add_argument("--limit", type=int, help="only the first N requests")
     parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="VARIANT")
     args = parser.parse_args()

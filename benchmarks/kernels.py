@@ -203,7 +203,10 @@ class Bench:
             # Per chunk of 64 and head: K K^T, Q K^T, U, W, M X (64 x 64 x K), W S, Q S, X^T K (64 x K x K).
             operations = 2 * tokens * HV * (5 * 64 * K + 3 * K * K)
             shape = shape_of(lens)
-            self.add("gated delta, chunks", shape, lambda: gated_delta(*x, *where, lens), moved, operations)
+            for widen in (True, False):
+                name = "gated delta, chunks" + ", widened" * widen
+                run = lambda: gated_delta(*x, *where, lens, widen_chunks=widen)  # noqa: E731
+                self.add(name, shape, run, moved, operations)
             prepare = lambda warps=4: prepare_chunks(*x, where[3], len(lens), 1e-6, warps)  # noqa: E731
             for warps in (4, 8):
                 self.add(f"  its preparation, warps {warps}", shape, lambda: prepare(warps), moved, operations)

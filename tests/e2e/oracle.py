@@ -65,6 +65,7 @@ class Oracle:
                     torch.tensor([prompt]),
                     max_new_tokens=new_tokens,
                     do_sample=False,
+                    repetition_penalty=1.0,  # the bare model: its generation config has one
                     eos_token_id=None,
                     pad_token_id=0,
                     output_logits=True,

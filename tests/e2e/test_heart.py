@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import openai
 import pytest
+import torch
 
-from tests.e2e.conftest import Workers, start
+from tests.e2e.conftest import MODEL, Workers, start
 from tests.e2e.oracle import Oracle, Ties
 from tests.e2e.worker_client import Generation, WorkerClient
 
@@ -154,3 +156,19 @@ async def test_equal_tokens_over_tcp(tmp_path: Path, oracle: Oracle, monkeypatch
         assert {g.stats.transport for g in cold} == {"ucx/tcp"}
     finally:
         assert await asyncio.to_thread(started.cluster.stop) == []
+
+
+async def test_the_models_own_sampling_defaults_over_http(workers: Workers, oracle: Oracle) -> None:
+    """What its generation config says holds where the client says nothing, as in `transformers`."""
+    messages = [{"role": "user", "content": "Tell me a story about a fox."}]
+    ids = oracle.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    with torch.no_grad():
+        made = oracle.model.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0, len(ids) :]
+    async with openai.AsyncOpenAI(base_url=f"{workers.cluster.base_url}/v1", api_key="none") as client:
+        answer = await client.chat.completions.create(
+            model=Path(MODEL).name,
+            messages=messages,
+            max_tokens=40,
+            temperature=0,  # type: ignore[arg-type]
+        )
+    assert answer.choices[0].message.content == oracle.tokenizer.decode(made, skip_special_tokens=True)

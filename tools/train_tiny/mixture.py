@@ -59,9 +59,10 @@ class Mixture:
         books = self._encoder.book_rows(self._stream, rng.randrange(self._row_tokens))
         return concatenate([books, self._encoder.chat_rows(drawn)]).shuffled(rng)
 
-    def prompts(self, count: int) -> list[Ids]:
+    def prompts(self, count: int, longest: int) -> list[Ids]:
         """Questions that call for prose: stories, problems, and bits of raw book text, for the model to go on from."""
-        chosen = self._rng.choices(self._stories, k=count // 2) + self._rng.choices(self._problems, k=count // 4)
+        pools = [[c for c in pool if c.last_answer <= longest] for pool in (self._stories, self._problems)]
+        chosen = self._rng.choices(pools[0], k=count // 2) + self._rng.choices(pools[1], k=count // 4)
         starts = self._rng.choices(range(len(self._stream) - RAW_PROMPT), k=count - len(chosen))
         return [c.ids[: c.last_answer] for c in chosen] + [self._stream[s : s + RAW_PROMPT] for s in starts]
 

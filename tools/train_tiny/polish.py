@@ -86,8 +86,7 @@ class Rounds:
 
     def batches(self, model: Qwen3_5ForCausalLM) -> Iterator[Batch]:
         self._speaker.load_state_dict(model.state_dict())
-        longest = self._args.row_tokens - self._args.new_tokens
-        prompts = [p[-min(longest, 320) :] for p in self._mixture.prompts(self._args.prompts)]
+        prompts = self._mixture.prompts(self._args.prompts, self._args.prompt_tokens)
         pad = model.config.pad_token_id
         answers = answer(self._speaker, prompts, self._args.new_tokens, self._ends, pad, self._device)
         marks = [closes_repeat(a, self._args.run) for a in answers]
@@ -116,7 +115,7 @@ def polish(args: argparse.Namespace) -> None:
     packing = packed.Packing(torch.zeros(0))
     rule_name, rule = recurrence.pick(device)
     packed.install(packing, rule, compile_convolution=False)
-    optimizers = schedule.optimizers(model, args.rate, args.weight_decay)
+    optimizers = [schedule.gentle(model, args.rate)]
     rounds = Rounds(args, model, mixture, Encoder(tokenizer, args.row_tokens), device)
     print(f"ready after {time.monotonic() - started:.0f} s, recurrence: {rule_name}", flush=True)
 
@@ -178,12 +177,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="rows of the usual mix per step")
     parser.add_argument("--answer-rows", type=int, default=4, help="rows of own answers per step")
     parser.add_argument("--prompts", type=int, default=1024, help="answers per round")
-    parser.add_argument("--new-tokens", type=int, default=160)
+    parser.add_argument("--prompt-tokens", type=int, default=160, help="longer prompts are left out")
+    parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--passes", type=int, default=2, help="over a round's answers")
     parser.add_argument("--run", type=int, default=5, help="length of a run that must not come back, in tokens")
     parser.add_argument("--weight", type=float, default=2.0, help="of the unlikelihood loss")
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--dropout", type=float, default=0.05)
     parser.add_argument("--amounts", default='{"sums": 30000}', help="JSON over mixture.Amounts")
     parser.add_argument("--held-out-batches", type=int, default=10**9)

@@ -93,6 +93,7 @@ class Evictor:
         self.slot_queue = Queue(slots, self._slot_key, lambda s: slots.reclaimable[s])
         blocks.listener = self._block_changed
         slots.listener = self._slot_changed
+        tree.dropped = self._state_dropped
 
     def evict_block(self) -> bool:
         block = self.block_queue.pop()
@@ -126,6 +127,13 @@ class Evictor:
                 self.slot_queue.offer(slot)
         if node.parent is not None:
             self._offer_node(node.parent)
+
+    def _state_dropped(self, slot: SlotId, node: Node, tail: bytes) -> None:
+        """The block that carried it is worth less now."""
+        self._policy.dropped(slot)
+        carrier = self._tree.closest(node, tail)[0] if tail else node
+        if carrier is not None:
+            self._offer_node(carrier)
 
     def _offer_node(self, node: Node) -> None:
         """`node` may have become a leaf."""

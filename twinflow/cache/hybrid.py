@@ -51,12 +51,9 @@ class HybridCache:
         self._log = EventLog()
         self._tree = PrefixTree(layout.block_tokens, self._blocks, self._slots, self._log)
         self._policy = policy(layout, self._tree, self._blocks, self._slots)
-        self._tree.dropped = self._policy.dropped
         self._evictor = Evictor(self._tree, self._blocks, self._slots, self._policy)
         self._mover = Mover(self._tree, self._blocks, self._slots, self._policy, copier)
-        self._room = Room(
-            geometry, self._tree, self._blocks, self._slots, self._evictor, self._policy, self._mover
-        )
+        self._room = Room(geometry, self._tree, self._blocks, self._slots, self._evictor, self._policy, self._mover)
         self._planner = Planner(layout, self._tree, self._slots, self._room)
         self._publisher = Publisher(self._tree, self._blocks, self._slots)
         self._live: dict[int, Live] = {}  # unreleased holdings by id(); `Live` keeps them alive, so ids are unique
@@ -88,8 +85,8 @@ class HybridCache:
         if slots is None:
             return False
         self._room.move(slots, off_stream=True)
-        holding.blocks += self._room.take_blocks(need, self._tick, leave_slots=1, off_stream=True)
-        holding.slot = self._room.take_slot(off_stream=True)
+        holding.slot = self._room.take_slot(leave_blocks=need, off_stream=True)
+        holding.blocks += self._room.take_blocks(need, self._tick, off_stream=True)
         return True
 
     def extend(self, holding: Holding, total_tokens: int) -> bool:
@@ -252,10 +249,9 @@ class HybridCache:
             holding.slot = plan.checkpoint
         try:
             self._room.move(plan.slots)
-            leave_slots = int(not plan.take_over_slot)
-            holding.blocks += self._room.take_blocks(plan.new_blocks, self._tick, leave_slots=leave_slots)
             if holding.slot is None:
-                holding.slot = self._room.take_slot()
+                holding.slot = self._room.take_slot(leave_blocks=plan.new_blocks)
+            holding.blocks += self._room.take_blocks(plan.new_blocks, self._tick)
             if source is not None and not plan.take_over_block:
                 self._mover.copy_block(source, holding.blocks[len(plan.full)])
             if plan.checkpoint is not None and not plan.take_over_slot:

@@ -17,7 +17,7 @@ from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import BlockId, SlotId
 from twinflow.cache.eviction import Evictor
 from twinflow.cache.mover import Mover
-from twinflow.cache.pool import Pool, UnitState
+from twinflow.cache.pool import Pool, U, UnitState
 from twinflow.cache.tree import Node, PrefixTree
 from twinflow.cache.worth import Policy
 
@@ -89,21 +89,23 @@ class Room:
 
     # -- taking it
 
-    def take_blocks(self, count: int, tick: int, *, leave_slots: int = 0, off_stream: bool = False) -> list[BlockId]:
-        """`count` blocks, evicting as needed; the caller has asked `fit` and moved. A slot is given up for them where that
-        loses less, as long as `leave_slots` remain to be taken."""
+    def take_blocks(self, count: int, tick: int, *, off_stream: bool = False) -> list[BlockId]:
+        """`count` blocks, evicting as needed; the caller has asked `fit`, moved, and taken its slot: what is next to the
+        boundary now may be in use a moment later. Slots are given up for them where that loses less."""
         while self._blocks.available(off_stream=off_stream) < count:
-            spare = self.available_slots(off_stream=off_stream) > leave_slots
-            moved = spare and self._slot_should_go(off_stream) and self._fewer_slots(off_stream)
+            moved = self._slot_should_go(off_stream) and self._fewer_slots(off_stream)
             if not moved and not self._evictor.evict_block():
                 break
         self._policy.took(count, tick)
         return self._blocks.take(count, off_stream=off_stream)
 
-    def take_slot(self, *, off_stream: bool = False) -> SlotId:
-        """A slot, evicting as needed; the caller has asked `fit` and moved."""
+    def take_slot(self, *, leave_blocks: int = 0, off_stream: bool = False) -> SlotId:
+        """A slot, evicting as needed; the caller has asked `fit` and moved. Blocks are given up for it where that loses
+        less, as long as `leave_blocks` remain to be taken."""
         while self._slots.available(off_stream=off_stream) < 1:
-            moved = self._blocks_should_go(off_stream) and self._more_slots(off_stream)
+            there = self._slots.total
+            spare = self.available_blocks(off_stream=off_stream) - len(self._between(there + 1, there)) >= leave_blocks
+            moved = spare and self._blocks_should_go(off_stream) and self._more_slots(off_stream)
             if not moved and not self._evictor.evict_slot():
                 break
         return self._slots.take(1, off_stream=off_stream)[0]
@@ -132,14 +134,13 @@ class Room:
         slot = self._slots.units[fewer]
         if not self._slot_ready(slot, off_stream):
             return False
-        if self._slots.reclaimable[slot]:
-            if off_stream:
-                self._tree.drop_state(slot)
-            else:
-                if not self._slots.free:
-                    self._evictor.evict_slot()
-                if self._slots.reclaimable[slot]:
-                    self._mover.move_slot(slot)
+        if off_stream and self._slots.reclaimable[slot]:
+            self._tree.drop_state(slot)
+        elif self._must_move(self._slots, slot):
+            if not self._slots.free and not self._evictor.evict_slot():
+                return False
+            if self._must_move(self._slots, slot):
+                self._mover.move_slot(slot)
         self._slots.shrink(fewer)
         self._blocks.extend(self._geometry.blocks_beside(fewer), self._slots.fence_over([slot]))
         return True
@@ -160,7 +161,7 @@ class Room:
                 if not self._evictor.evict_block():
                     return False
             for block in lost:
-                if self._blocks.reclaimable[block]:
+                if self._must_move(self._blocks, block):
                     self._mover.move_block(block)
         self._blocks.shrink(self._geometry.blocks_beside(more))
         self._slots.extend(more, self._blocks.fence_over(lost))
@@ -198,6 +199,9 @@ class Room:
             return -math.inf
         found = self._evictor.block_queue.peek()
         return None if found is None else found[0]
+
+    def _must_move(self, pool: Pool[U], unit: U) -> bool:
+        return pool.reclaimable[unit]
 
     def _between(self, slots: int, fewer: int) -> list[BlockId]:
         """Blocks that are there beside `fewer` slots and not beside `slots`."""

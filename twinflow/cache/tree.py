@@ -65,7 +65,7 @@ class PrefixTree:
         self.roots: dict[bytes, Node] = {}
         self.block_nodes: dict[BlockId, Node] = {}
         self.slot_homes: dict[SlotId, tuple[Node, bytes]] = {}  # (boundary node, tail)
-        self.dropped: Callable[[SlotId], None] | None = None  # told of every checkpoint that goes
+        self.dropped: Callable[[SlotId, Node, bytes], None] | None = None  # told of every checkpoint that goes
         self.evictable_blocks = 0  # blocks that can go, counting those whose descendants would have to go first
         self._step = block_tokens * TOKEN_BYTES
         self._blocks = blocks
@@ -157,12 +157,12 @@ class PrefixTree:
 
     def drop_state(self, slot: SlotId) -> None:
         """Unpublishes a checkpoint. An unreferenced slot becomes free, a held one its holder's."""
-        if self.dropped is not None:
-            self.dropped(slot)
         node, tail = self.slot_homes.pop(slot)
         del node.states[tail]
         self._slots.unpublish(slot)
         self._log.emit(EventKind.CHECKPOINT_REMOVED, node.state_hash(tail), node.state_position(tail))
+        if self.dropped is not None:
+            self.dropped(slot, node, tail)
         self.prune(node)
 
     def rehome_block(self, source: BlockId, target: BlockId) -> None:

@@ -29,6 +29,7 @@ from twinflow.engine.base import Done, Generated, Matched, Mode, Notice, Ready, 
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.control import answer
 from twinflow.engine.limits import check_request
+from twinflow.engine.load import load_of
 from twinflow.engine.offers import Offers
 from twinflow.engine.pulls import Pulls
 from twinflow.engine.runner import Runner
@@ -172,7 +173,8 @@ class Engine:
         chain = TokenChain(request.root, self.model.layout.block_tokens, request.prompt + request.forced)
         forced = unpack_tokens(request.forced)
         sequence = Sequence(request, command.mode, chain, Phase.WAITING, generated=forced)
-        sequence.prompt = chain.tokens(0, request.prompt_tokens)
+        if request.sampling.repetition_penalty != 1.0:
+            sequence.prompt_ids = sorted(set(chain.tokens(0, request.prompt_tokens)))
         sequence.have_tokens = command.have_tokens
         if command.have_tokens % chain.block_tokens or command.have_tokens > sequence.start_tokens:
             raise BadRequest(f"have_tokens={command.have_tokens} is no whole number of this prompt's blocks")
@@ -389,16 +391,4 @@ class Engine:
             self.transfer.serving(serving)
 
     def _load(self) -> Load:
-        counts = self.cache.counts()
-        blocks, slots = (counts[g.name] for g in (self.model.layout.attention, self.model.layout.state))
-        todo = sum(len(s.chain) - s.holding.position for s in self.running.values() if s.holding)
-        todo += sum(s.start_tokens for s in self.waiting if not s.intake)
-        return Load(
-            running=len(self.running),
-            waiting=len(self.waiting),
-            queued_prefill_tokens=todo,
-            free_blocks=blocks.free + blocks.cached,
-            total_blocks=blocks.total,
-            free_slots=slots.free + slots.cached,
-            total_slots=slots.total,
-        )
+        return load_of(self.cache.counts(), self.model.layout, self.running.values(), self.waiting)

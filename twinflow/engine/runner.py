@@ -69,7 +69,7 @@ class Runner:
 
     def _sample(self, sequence: Sequence, logits: torch.Tensor) -> Sample:
         params = sequence.request.sampling
-        row = sampling.adjust(logits, params, sequence.prompt, sequence.generated)
+        row = sampling.adjust(logits, params, sequence.prompt_ids, sequence.generated)
         token = sampling.draw(row, params, len(sequence.generated))
         logprobs = None
         if params.logprobs is not None:

@@ -35,7 +35,7 @@ class Sequence:
     phase: Phase
     holding: Holding | None = None
     generated: list[int] = field(default_factory=list)
-    prompt: list[int] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)  # distinct ones, where a repetition penalty needs them
     started_s: float = field(default_factory=time.monotonic)
     waiting_since_s: float = field(default_factory=time.monotonic)
     have_tokens: int = 0

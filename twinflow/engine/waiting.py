@@ -23,6 +23,9 @@ class Waiting:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._queue)
 
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._queue
+
     @property
     def head(self) -> Sequence:
         return self._queue[0]

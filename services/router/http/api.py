@@ -41,7 +41,8 @@ class Api:
         logprobs: int | None,
         default_tokens: int,
     ) -> Job:
-        sampling = fields.sampling(random.getrandbits(63), logprobs, self.text.eos_token_ids, self.text.vocab_size)
+        seed, text = random.getrandbits(63), self.text
+        sampling = fields.sampling(seed, logprobs, text.eos_token_ids, text.vocab_size, text.defaults)
         limit = fields.reply_limit()
         return Job(id, tuple(prompt), sampling, limit, default_tokens, fields.stop_strings(), fields.cache_salt)
 

@@ -3,12 +3,15 @@
 Null means "not given", as in OpenAI's API. Everything unknown is refused by name, so that nothing is silently ignored.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+from services.router.text.defaults import SamplingDefaults
 from twinflow.contracts.errors import BadRequest, Unsupported
 from twinflow.contracts.requests import SamplingParams
+
+N = TypeVar("N", int, float)
 
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
@@ -55,13 +58,13 @@ class GenerationFields(BaseModel):
     stream_options: StreamOptions | None = None
     max_tokens: Tokens | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = 0
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] = 0  # -1 = off, as elsewhere
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None  # -1 = off, as elsewhere
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Any = None
@@ -85,8 +88,11 @@ class GenerationFields(BaseModel):
             raise BadRequest("stop: an empty string cannot be a stop", param="stop")
         return tuple(stops)
 
-    def sampling(self, seed: int, logprobs: int | None, eos_token_ids: tuple[int, ...], vocab: int) -> SamplingParams:
-        """`seed` is used when the client gave none. Raises BadRequest for ids outside the vocabulary."""
+    def sampling(
+        self, seed: int, logprobs: int | None, eos_token_ids: tuple[int, ...], vocab: int, defaults: SamplingDefaults
+    ) -> SamplingParams:
+        """`seed` and the model's `defaults` stand where the client gave nothing. Raises BadRequest for ids outside the
+        vocabulary."""
         limit = self.reply_limit()
         if limit is not None and self.min_tokens > limit:
             raise BadRequest(f"min_tokens {self.min_tokens} is over max_tokens {limit}", param="min_tokens")
@@ -95,13 +101,13 @@ class GenerationFields(BaseModel):
         return SamplingParams(
             max_tokens=limit or 1,
             seed=(seed if self.seed is None else self.seed) % 2**64,
-            temperature=self.temperature,
-            top_k=max(0, self.top_k),
-            top_p=self.top_p,
-            min_p=self.min_p,
+            temperature=_either(self.temperature, defaults.temperature),
+            top_k=max(0, _either(self.top_k, defaults.top_k)),
+            top_p=_either(self.top_p, defaults.top_p),
+            min_p=_either(self.min_p, defaults.min_p),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=_either(self.repetition_penalty, defaults.repetition_penalty),
             logit_bias=self._bias(vocab),
             logprobs=logprobs,
             stop_token_ids=tuple(self.stop_token_ids),
@@ -117,6 +123,10 @@ class GenerationFields(BaseModel):
                 raise BadRequest(f"logit_bias: {key!r} is not a token id", param="logit_bias")
             bias.append((_in_vocabulary(int(key[:12]), vocab, "logit_bias"), value))
         return tuple(bias)
+
+
+def _either(given: N | None, default: N) -> N:
+    return default if given is None else given
 
 
 def _in_vocabulary(id: int, vocab: int, param: str) -> int:

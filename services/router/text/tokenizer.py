@@ -1,10 +1,11 @@
-"""The model's tokenizer as the router uses it: text → ids, ids → text, and which ids end a reply."""
+"""The model's tokenizer as the router uses it: text → ids, ids → text, which ids end a reply, how the model samples."""
 
 import asyncio
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from services.router.text.defaults import SamplingDefaults, load_sampling_defaults
 from services.router.text.detokenize import Detokenizer, TokenTexts
 from services.router.text.templates import ChatTemplate, load_chat_template, read_json, special_tokens
 from twinflow.contracts.errors import ModelError
@@ -15,12 +16,19 @@ LONG_TEXT_CHARS = 8_192  # above this, tokenising leaves the event loop (about 1
 class ModelText:
     """Everything textual of one model folder. Immutable after loading, safe to share between requests."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        eos_token_ids: tuple[int, ...],
+        defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008  (frozen)
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.template = template
         self.eos_token_ids = eos_token_ids
+        self.defaults = defaults
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.texts = TokenTexts(tokenizer)
 
@@ -50,7 +58,8 @@ def load_model_text(folder: str | Path) -> ModelText:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as e:  # the library raises bare Exception
         raise ModelError(f"{path} cannot be read as a tokenizer: {e}") from e
-    return ModelText(tokenizer, load_chat_template(folder), eos_token_ids(folder, tokenizer))
+    eos = eos_token_ids(folder, tokenizer)
+    return ModelText(tokenizer, load_chat_template(folder), eos, load_sampling_defaults(folder))
 
 
 def eos_token_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:

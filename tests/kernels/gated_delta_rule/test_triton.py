@@ -110,8 +110,11 @@ def test_other_key_dims(k_dim: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 100])
-def test_half_precision_inputs_and_state(tokens: int, device: str) -> None:
+@pytest.mark.parametrize("widen", [True, False], ids=("widened", "as they are"))
+def test_half_precision_inputs_and_state(tokens: int, widen: bool, device: str) -> None:
     x, state = Inputs.random(tokens, device, torch.float16), torch.randn(1, HV, V, K).half().to(device)
-    got, expected, mine, theirs = both(x, state, (tokens,), rows(0), bools(False))
+    mine, theirs, lens, at, no = state.clone(), state.clone(), (tokens,), rows(0).to(device), bools(False).to(device)
+    got = fast.gated_delta(*x.tensors, *x.heads, mine, at, no, cu(lens).to(device), lens, widen_chunks=widen)
+    expected = x.run(reference, theirs, lens, at, no)
     assert relative_error(got, expected) < 3e-3
     assert relative_error(mine, theirs) < 3e-3

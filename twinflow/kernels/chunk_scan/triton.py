@@ -66,16 +66,20 @@ def scan_chunks(
     state (R, H, V, K), read and updated by row, -1 = start from zeros and store nothing; fresh (B,) bool. value_tile,
     warps, stages: tuning; chosen by the number of heads in flight and the GPU's shared memory when None.
     """
-    sequences, heads, v_dim, k_dim = fresh.shape[0], *state.shape[1:]
+    sequences = fresh.shape[0]
+    _, heads, v_dim, k_dim = state.shape
+    u, w = chunks.inputs, chunks.corrections
     v_width = power_of_2(v_dim)
     if value_tile is None:
         # Narrow tiles read Q, K, W and M more often but give a lone prompt enough programs to fill the GPU.
         enough = 2 * sequences * heads >= multiprocessors(q.device)
         value_tile = 64 if enough and q.dtype != torch.float32 else 32
     if stages is None:
-        stages = 2 if k_dim <= 128 and shared_bytes(q.device) >= 160 << 10 else 1
+        # Loading ahead is more than speed on Hopper: without it, and without corrections, Triton 3.6 publishes operands of
+        # the matrix unit to shared memory too late.
+        fits = k_dim <= 128 or w is None
+        stages = 2 if fits and shared_bytes(q.device) >= 160 << 10 else 1
     tile = min(value_tile, v_width)
-    u, w = chunks.inputs, chunks.corrections
     _scan[(triton.cdiv(v_dim, tile), heads, sequences)](
         q,
         k,

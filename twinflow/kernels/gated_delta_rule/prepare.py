@@ -143,7 +143,7 @@ def _prepare(
     k_t = tl.load(k + t[:, None] * k_stride + (head // GROUP) * K + kc[None, :], mask=rows_k, other=0.0)
     k_norm = _inverse_norm(k_t, eps)
     kk = tl.dot(k_t, tl.trans(k_t), input_precision=PRECISION) * k_norm[None, :]
-    solved = _unit_lower_inverse(tl.where(below, kk * (beta * k_norm)[:, None] * d, 0.0), SIZE, PRECISION)
+    solved = _unit_lower_inverse(tl.where(below, kk * (beta * k_norm)[:, None] * d, 0.0), SIZE)
     v_t = tl.load(v + t[:, None] * v_stride + head * V + vc[None, :], mask=rows_v, other=0.0)
     u_t = tl.dot((solved * beta[None, :]).to(v_t.dtype), v_t, input_precision=PRECISION)
     tl.store(inputs + (at * V)[:, None] + vc[None, :], u_t.to(v_t.dtype), mask=rows_v)
@@ -168,12 +168,15 @@ def _inverse_norm(x, eps):
 
 
 @triton.jit
-def _unit_lower_inverse(lower, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+def _unit_lower_inverse(lower, SIZE: tl.constexpr):
     """(I + lower)^-1 for a strictly lower triangular (SIZE, SIZE) fp32 matrix.
 
     With the diagonal blocks inverted, Z = diag^-1 (rest) has 4 block rows, so its fourth power is 0 and
-    (I + Z)^-1 = (I - Z)(I + Z^2).
+    (I + Z)^-1 = (I - Z)(I + Z^2). Products at fp32 precision for half-precision inputs too: errors of the inverse grow
+    through the chunk, and with single tf32 products Triton 3.6 was seen to order the write of an operand to shared memory
+    after the barrier that should publish it.
     """
+    PRECISION: tl.constexpr = "tf32x3"
     BLOCKS: tl.constexpr = SIZE // 16
     row = tl.arange(0, 16)
     number = tl.arange(0, BLOCKS)
