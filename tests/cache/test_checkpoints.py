@@ -1,5 +1,7 @@
 """Where states are saved: the pure plan, and what siblings, extensions and a full pool make of it."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +46,7 @@ def test_positions_are_ascending_boundaries_that_will_be_passed(resumed, reach, 
     if interval:
         step = -(-interval // block) * block
         stops = [resumed, *cuts]
-        assert all(b - a <= 2 * step for a, b in zip(stops, stops[1:], strict=False))
+        assert all(b - a <= 2 * step for a, b in itertools.pairwise(stops))
 
 
 def test_the_default_interval_costs_a_quarter_of_the_kv():

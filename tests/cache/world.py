@@ -270,6 +270,7 @@ class World:
         """Integrity, and, when no copy is queued, the content of everything that is published."""
         self.cache.check_integrity()
         self.check_split()
+        self.check_links()
         self.events += self.cache.drain_events()
         if self.device.stream:
             return
@@ -282,6 +283,14 @@ class World:
             chain = TokenChain(self._root_of(node), self.block_tokens, self._tokens_of(node))
             for p in range(start, node.position):
                 assert self.device.kv[block][p - start] == self.kv_of(chain, p), f"block {block}: wrong KV at {p}"
+
+    def check_links(self) -> None:
+        """What eviction remembers of checkpoints behind each other is about those that are there."""
+        policy, homes = self.cache._policy, self.cache._tree.slot_homes
+        for slot, before in policy._before.items():
+            assert slot in homes and before in homes and slot in policy._behind[before]
+            assert homes[before][0].state_position(homes[before][1]) < homes[slot][0].state_position(homes[slot][1])
+        assert {s for behind in policy._behind.values() for s in behind} == set(policy._before)
 
     def check_split(self) -> None:
         """Both sides have their floors and together all of the arena but less than one block."""

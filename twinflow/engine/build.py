@@ -35,6 +35,8 @@ def build_engine(
     `on_pull` is called from the transfer thread. `transport` None = a worker that neither gives nor takes.
     """
     torch.set_num_threads(config.threads)
+    if config.device.startswith("cuda"):
+        torch.cuda.set_device(config.device)  # kernels are launched on the current device
     model = load_model(
         config.model,
         dtype=config.dtype,

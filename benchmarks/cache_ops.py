@@ -1,0 +1,138 @@
+"""Speed and size of the cache's own work, on one core, without a model.
+
+    python -m benchmarks.cache_ops [--blocks 10000 1000000]
+
+Each line says what was measured, what it is compared with, and whether it holds. Times are medians.
+"""
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.cache_replay import NoCopies, qwen35_4b
+from twinflow.cache.arena import ArenaGeometry
+from twinflow.cache.hybrid import HybridCache
+from twinflow.contracts.hashing import TokenChain, root_hash
+
+BLOCK_TOKENS = 64
+PROMPT_TOKENS = 32_768
+SEQUENCES = 256
+ROOT = root_hash("ops")
+
+MATCH_S = 2e-3
+STEP_S = 1e-3
+BYTES_PER_BLOCK = 160
+SLOWER_AT_SCALE = 4.0
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096
+
+
+def median_s(run: Callable[[], object], repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def filled(blocks: int) -> tuple[HybridCache, list[bytes], float]:
+    """A cache of which every block is published, in prompts of 32k tokens; the prompts; bytes of memory per block."""
+    layout = qwen35_4b(BLOCK_TOKENS)
+    slots = SEQUENCES + blocks // (PROMPT_TOKENS // BLOCK_TOKENS) + 1
+    rng = np.random.default_rng(0)
+    per_prompt = PROMPT_TOKENS // BLOCK_TOKENS
+    gc.collect()
+    before = resident_bytes()
+    total = blocks * layout.block_bytes + slots * layout.slot_bytes
+    cache = HybridCache(layout, ArenaGeometry(total, layout.block_bytes, layout.slot_bytes, blocks, slots), NoCopies())
+    prompts = []
+    for i in range(blocks // per_prompt):
+        prompt = rng.integers(0, 248_320, PROMPT_TOKENS, dtype=np.uint32).tobytes()
+        chain = TokenChain(ROOT, BLOCK_TOKENS, prompt)
+        holding = cache.reserve(chain, PROMPT_TOKENS)
+        assert holding is not None
+        cache.advance(holding, PROMPT_TOKENS)
+        cache.commit(holding)
+        cache.release(holding, donate=True)
+        if i < 200:
+            prompts.append(prompt)
+        cache.drain_events()
+    gc.collect()
+    kept = sum(map(len, prompts))
+    return cache, prompts, (resident_bytes() - before - kept) / (blocks // per_prompt * per_prompt)
+
+
+def match_s(cache: HybridCache, prompts: list[bytes]) -> float:
+    """A full hit: hashing of the prompt included."""
+    at = iter(prompts * 10)
+
+    def run() -> None:
+        match = cache.match(TokenChain(ROOT, BLOCK_TOKENS, next(at)))
+        assert match.attention_tokens == PROMPT_TOKENS
+
+    return median_s(run, min(200, len(prompts) * 10))
+
+
+def decode_step_s() -> float:
+    """One step of 256 decoding sequences: a token appended, fed and committed for each, the step begun and ended."""
+    layout = qwen35_4b(BLOCK_TOKENS)
+    blocks, slots = SEQUENCES * 16, SEQUENCES + 16
+    total = blocks * layout.block_bytes + slots * layout.slot_bytes
+    cache = HybridCache(layout, ArenaGeometry(total, layout.block_bytes, layout.slot_bytes, blocks, slots), NoCopies())
+    holdings = []
+    for i in range(SEQUENCES):
+        chain = TokenChain(ROOT, BLOCK_TOKENS, np.full(100 + i, i, dtype=np.uint32).tobytes())
+        holding = cache.reserve(chain, len(chain) + 400)
+        assert holding is not None
+        cache.advance(holding, len(chain))
+        cache.commit(holding)
+        holdings.append(holding)
+
+    def step() -> None:
+        number = cache.begin_step()
+        for holding in holdings:
+            holding.chain.append((7,))
+            cache.advance(holding, 1)
+        cache.end_step(number)
+        for holding in holdings:
+            cache.commit(holding)
+        cache.drain_events()
+
+    return median_s(step, 300)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", nargs="+", type=int, default=[10_000, 1_000_000])
+    args = parser.parse_args()
+
+    def line(what: str, value: float, limit: float, unit: str) -> None:
+        print(
+            f"{what:60} {value:10.2f} {unit:6} limit {limit:8.2f}  {'ok' if value <= limit else 'MISSED'}", flush=True
+        )
+
+    line(f"bookkeeping of a decode step, {SEQUENCES} sequences", 1e3 * decode_step_s(), 1e3 * STEP_S, "ms")
+    times = {}
+    for blocks in args.blocks:
+        cache, prompts, size = filled(blocks)
+        times[blocks] = match_s(cache, prompts)
+        line(
+            f"full-hit match of {PROMPT_TOKENS} tokens among {blocks} blocks", 1e3 * times[blocks], 1e3 * MATCH_S, "ms"
+        )
+        line(f"index, all included, of {blocks} blocks", size, BYTES_PER_BLOCK, "B/blk")
+        del cache
+    few, many = min(times), max(times)
+    if few < many:
+        line(f"match among {many} blocks against {few}", times[many] / times[few], SLOWER_AT_SCALE, "times")
+
+
+if __name__ == "__main__":
+    main()
