@@ -58,7 +58,9 @@ class GroupSpec:
 
     def __post_init__(self) -> None:
         if (self.kind is GroupKind.ATTENTION) != (self.block_tokens is not None):
-            raise ValueError(f"group {self.name!r}: block_tokens={self.block_tokens} does not fit kind {self.kind.value}")
+            raise ValueError(
+                f"group {self.name!r}: block_tokens={self.block_tokens} does not fit kind {self.kind.value}"
+            )
 
     @property
     def layer_bytes(self) -> int:
