@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cache.world import LARGE_STATE, World
-from twinflow.contracts.hashing import TokenChain
+from twinflow.contracts.hashing import unpack_tokens
 
 
 @pytest.fixture
@@ -155,44 +155,40 @@ def test_a_request_that_needs_more_than_there_can_ever_be_is_refused_in_any_spli
     assert world.cache.max_request_tokens() == 48
 
 
-def test_what_is_worth_more_takes_the_place_of_what_is_worth_less(world):
-    """The state next to the boundary is in use again and again, another one never: the other one goes, wherever it lies."""
+def love_what_is_at_the_edge(world):
+    """Four checkpoints; the one next to the boundary is in use again and again, the others never. Returns its tokens."""
     for i in range(4):
         world.serve([i] * 4, extra=0)
     world.settle()
-    tree = world.cache._tree
-    edge = world.cache.counts()["state"].total - 1
-    node, _ = tree.slot_homes[edge]
-    loved = TokenChain(tree.roots[world.chain([]).root].prefix_hash, 4, node.tokens)
+    node, _ = world.cache._tree.slot_homes[world.cache.counts()["state"].total - 1]
+    loved = unpack_tokens(node.tokens)
     for _ in range(3):
-        again = world.reserve(world.chain([*loved.tokens(), 99]), 0)
+        again = world.reserve(world.chain([*loved, 99]), 0)
         assert again.resumed_tokens == 4
         world.release(again, donate=False)
-    moved = len(world.device.copied_slots)
+    return loved
+
+
+def test_what_is_worth_more_takes_the_place_of_what_is_worth_less(world):
+    loved = love_what_is_at_the_edge(world)
+    there, copied = split(world)[1], len(world.device.copied_slots)
     big = world.reserve(world.chain([9] * 32), 0)
     assert big is not None
-    assert world.cache.counts()["state"].total <= edge
-    assert world.cache.match(world.chain([*loved.tokens(), 99])).usable_tokens == 4
-    assert len(world.device.copied_slots) > moved
+    assert split(world)[1] < there
+    assert len(world.device.copied_slots) > copied
+    assert world.cache.match(world.chain([*loved, 99])).usable_tokens == 4
     world.feed(big)
 
 
 def test_a_move_that_fails_gives_everything_back(world):
-    for i in range(4):
-        world.serve([i] * 4, extra=0)
-    held = world.hold_prefix(world.chain([0] * 4))
+    loved = love_what_is_at_the_edge(world)
     world.settle()
     world.device.fail_copies = True
-    before = world.cache.counts()["attention"].held
-    failed = 0
-    for tokens in ([9] * 32, [8] * 28):
-        try:
-            world.release(world.reserve(world.chain(tokens), 0), donate=False)
-        except RuntimeError:
-            failed += 1
-        world.cache.check_integrity()
-    assert failed
-    assert world.cache.counts()["attention"].held == before
+    with pytest.raises(RuntimeError, match="copy failed"):
+        world.cache.reserve(world.chain([9] * 32), 32)
+    world.check()
+    counts = world.cache.counts()
+    assert counts["attention"].held == counts["state"].held == 0
+    assert world.cache.match(world.chain([*loved, 99])).usable_tokens == 4
     world.device.fail_copies = False
-    world.release(held, donate=False)
     assert world.reserve(world.chain([9] * 44), 4) is not None
