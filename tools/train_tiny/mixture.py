@@ -8,9 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tools.train_tiny import chats
 from tools.train_tiny.corpus import known_tools, read_books, read_dialogs
-from tools.train_tiny.rows import Encoded, Encoder, Ids, Rows, concatenate
-
-RAW_PROMPT = 48  # tokens
+from tools.train_tiny.rows import Encoded, Encoder, Rows, concatenate
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +56,6 @@ class Mixture:
         self._epoch += 1
         books = self._encoder.book_rows(self._stream, rng.randrange(self._row_tokens))
         return concatenate([books, self._encoder.chat_rows(drawn)]).shuffled(rng)
-
-    def prompts(self, count: int, longest: int) -> list[Ids]:
-        """Questions that call for prose: stories, problems, and bits of raw book text, for the model to go on from."""
-        pools = [[c for c in pool if c.last_answer <= longest] for pool in (self._stories, self._problems)]
-        chosen = self._rng.choices(pools[0], k=count // 2) + self._rng.choices(pools[1], k=count // 4)
-        starts = self._rng.choices(range(len(self._stream) - RAW_PROMPT), k=count - len(chosen))
-        return [c.ids[: c.last_answer] for c in chosen] + [self._stream[s : s + RAW_PROMPT] for s in starts]
 
     def _slice(self, pool: list[Encoded], count: int) -> list[Encoded]:
         start = self._epoch * count % len(pool)

@@ -3,6 +3,7 @@
 K != V and Hk != Hv on purpose: a transposed state or a wrong head mapping cannot go unnoticed with these weights.
 """
 
+import json
 from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3_5ForCausalLM, Qwen3_5TextConfig
@@ -10,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3_5ForCa
 from tools.train_tiny.tokenizer import END_OF_TEXT, TURN_END
 
 MAX_TOKENS = 4096
+REPETITION_PENALTY = 1.15
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5TextConfig:
@@ -45,7 +47,15 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3_5TextConfig:
 
 
 def save_model(model: Qwen3_5ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Writes config, generation config and bf16 weights; the tokenizer's files are tokenizer.py's business."""
+    """Writes config, generation config and weights (bf16); the tokenizer's files are tokenizer.py's business.
+
+    The config asks for float32: exact for bf16 weights, and CPUs are slow at bf16. Greedy decoding of so small a model
+    goes round in circles, so a repetition penalty is part of its defaults.
+    """
     eos, pad = (tokenizer.convert_tokens_to_ids(t) for t in (TURN_END, END_OF_TEXT))
-    model.generation_config = GenerationConfig(eos_token_id=[eos, pad], pad_token_id=pad, do_sample=False)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[eos, pad], pad_token_id=pad, do_sample=False, repetition_penalty=REPETITION_PENALTY
+    )
     model.save_pretrained(out)
+    config = json.loads((out / "config.json").read_text()) | {"dtype": "float32"}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,12 +1,8 @@
 """Keeps chats that share a row apart: convolution, recurrent state and attention all restart with `position`.
 
-transformers' Qwen3.5 layers call functions of their module; `install` replaces those for training and `plain` undoes that for a
-while.
+transformers' Qwen3.5 layers call two functions of their module; `install` replaces those for training.
 """
 
-import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +11,6 @@ from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
 from tools.train_tiny.recurrence import Rule
-
-REPLACED = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
-PLAIN = {name: inspect.unwrap(getattr(modeling, name)) for name in REPLACED}  # transformers' own, whatever is installed
 
 
 @dataclass(slots=True)
@@ -58,14 +51,3 @@ def install(packing: Packing, rule: Rule, compile_convolution: bool) -> None:
 
     modeling.causal_conv1d_fn = causal_conv1d_fn
     modeling.torch_chunk_gated_delta_rule = chunk_rule
-
-
-@contextmanager
-def plain() -> Iterator[None]:
-    """Generation inside: transformers' own functions, which know about caches and not about packing."""
-    present = {name: getattr(modeling, name) for name in REPLACED}
-    try:
-        vars(modeling).update(PLAIN)
-        yield
-    finally:
-        vars(modeling).update(present)

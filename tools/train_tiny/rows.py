@@ -23,11 +23,6 @@ class Encoded:
     ids: Ids
     learned: np.ndarray  # bool, same length: does the loss count this token as a target?
 
-    @property
-    def last_answer(self) -> int:
-        """Where the last run of learned tokens begins."""
-        return int(np.flatnonzero(self.learned & ~np.roll(self.learned, 1))[-1])
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:

@@ -46,11 +46,6 @@ def optimizers(model: nn.Module, peak: float, weight_decay: float) -> list[torch
     ]
 
 
-def gentle(model: nn.Module, peak: float) -> torch.optim.Optimizer:
-    """For a short second stage: AdamW throughout, no decay of weights. (Muon's bf16 products are slow on a CPU.)"""
-    return torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.0)
-
-
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], peak: float, progress: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:

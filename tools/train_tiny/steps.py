@@ -1,7 +1,4 @@
-"""What one training step is made of: batches on the device, the loss of a batch, the optimisers' step.
-
-Used by train.py and polish.py.
-"""
+"""What one training step is made of: batches on the device, the loss of a batch, the optimisers' step."""
 
 import itertools
 import queue
