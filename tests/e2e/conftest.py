@@ -42,8 +42,8 @@ def start(tmp: Path, **settings: object) -> Workers:
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """`local-max-tokens` 0: whatever has a candidate goes through a hand-off, however short the rest is."""
     extra = [("decode", "local-max-tokens=0"), ("router", "local-max-tokens=0")]
-    extra += [(kind, "engine.checkpoint-slots=100") for kind in ("prefill", "decode")]
-    started = start(tmp_path_factory.mktemp("cluster"), prefill=2, decode=2, extra=tuple(extra))
+    extra += [(kind, "engine.checkpoint-slots=420") for kind in ("prefill", "decode")]  # what is warm stays warm
+    started = start(tmp_path_factory.mktemp("cluster"), prefill=2, decode=2, cache_bytes=400 << 20, extra=tuple(extra))
     yield started
     assert started.cluster.stop() == []
 
