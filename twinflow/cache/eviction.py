@@ -90,7 +90,7 @@ class Evictor:
         self._slots = slots
         self._policy = policy
         self.block_queue = Queue(blocks, self._block_key, self._block_ready)
-        self.slot_queue = Queue(slots, self._slot_key, lambda s: slots.reclaimable[s])
+        self.slot_queue = Queue(slots, self._slot_key, lambda s: bool(slots.reclaimable[s]))
         blocks.listener = self._block_changed
         slots.listener = self._slot_changed
         tree.dropped = self._state_dropped
@@ -149,7 +149,7 @@ class Evictor:
 
     def _block_ready(self, block: BlockId) -> bool:
         node = self._tree.block_nodes.get(block)
-        return node is not None and self._blocks.reclaimable[block] and not node.kv_order
+        return node is not None and bool(self._blocks.reclaimable[block]) and not node.kv_order
 
     def _block_changed(self, block: BlockId, reclaimable: bool) -> None:
         node = self._tree.block_nodes.get(block)

@@ -76,7 +76,7 @@ class Planner:
         # What was just matched cannot be evicted for it.
         keep = [*found.full, common] if common is not None else found.full
         # A checkpoint inside a block is the end of one conversation; one at a boundary is what siblings share.
-        idle = checkpoint is not None and self._slots.reclaimable[checkpoint]
+        idle = checkpoint is not None and bool(self._slots.reclaimable[checkpoint])
         take_slot = idle and resume % block_tokens != 0
         slots = self._room.fit(new_blocks, int(not take_slot), keep_blocks=keep, keep_slot=checkpoint)
         if slots is None and idle and not take_slot:

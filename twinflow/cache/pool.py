@@ -7,6 +7,7 @@ The pool knows neither tokens nor the tree: a listener is told when a unit becom
 """
 
 import heapq
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -46,22 +47,24 @@ class Pool(Generic[U]):
         self.size = size
         self.total = size if total is None else total
         self.state = [UnitState.FREE] * self.total + [UnitState.AWAY] * (size - self.total)
-        self.refs = [0] * size
-        self.pins = [0] * size
-        self.published = [False] * size
-        self.used = [0] * size  # tick of the last use, for eviction
-        self.reclaimable = [False] * size  # cached and without I/O: may be evicted
+        self.refs = array("I", bytes(4 * size))
+        self.pins = array("I", bytes(4 * size))
+        self.published = bytearray(size)  # 0 or 1, as the other bytearrays
+        self.used = array("q", bytes(8 * size))  # tick of the last use, for eviction
+        self.reclaimable = bytearray(size)  # cached and without I/O: may be evicted
         self.reclaimable_count = 0
         self.listener: Callable[[U, bool], None] | None = None
         self._steps = steps
         self.units = [unit(i) for i in range(size)]
         self._free = self.units[: self.total]  # a heap: lowest index first; may list units that are no longer free
-        self._listed = [True] * self.total + [False] * (size - self.total)  # in `_free`
+        self._listed = bytearray([1] * self.total + [0] * (size - self.total))  # in `_free`
         self._count = [self.total, 0, 0, 0, size - self.total]  # by UnitState
         self._pinned = 0
-        self._retired = [0] * size  # step that must be done before the unit changes owner
+        self._retired = array("q", bytes(8 * size))  # step that must be done before the unit changes owner
         self._retiring: deque[tuple[int, U]] = deque()  # ascending steps
-        self._fence = [0] * size  # step that must be done before anything off the compute stream may write here
+        self._fence = array(
+            "q", bytes(8 * size)
+        )  # step that must be done before anything off the compute stream may write here
         self._fenced: set[U] = set()
 
     @property
@@ -209,7 +212,7 @@ class Pool(Generic[U]):
             self._count[after] += 1
             if after is UnitState.FREE:
                 self._list(u)
-        reclaimable = self.published[u] and self.exclusive(u, references=0)
+        reclaimable = bool(self.published[u]) and self.exclusive(u, references=0)
         if reclaimable != self.reclaimable[u]:
             self.reclaimable[u] = reclaimable
             self.reclaimable_count += 1 if reclaimable else -1

@@ -69,7 +69,7 @@ class Room:
         """
         kept = sum(self._tree.evictable(n) for n in keep_blocks)
         spare_blocks = self.available_blocks(off_stream=off_stream) - kept - blocks
-        idle = keep_slot is not None and self._slots.reclaimable[keep_slot]
+        idle = keep_slot is not None and bool(self._slots.reclaimable[keep_slot])
         spare_slots = self.available_slots(off_stream=off_stream) - idle - slots
         there = self._slots.total
         if spare_blocks >= 0 and spare_slots >= 0:
@@ -201,7 +201,7 @@ class Room:
         return None if found is None else found[0]
 
     def _must_move(self, pool: Pool[U], unit: U) -> bool:
-        return pool.reclaimable[unit]
+        return bool(pool.reclaimable[unit])
 
     def _between(self, slots: int, fewer: int) -> list[BlockId]:
         """Blocks that are there beside `fewer` slots and not beside `slots`."""
@@ -213,11 +213,11 @@ class Room:
         if self._blocks.state[block] is UnitState.FREE:
             return not (off_stream and self._blocks.is_fenced(block))
         if not off_stream:
-            return self._blocks.reclaimable[block]
+            return bool(self._blocks.reclaimable[block])
         node = self._tree.block_nodes.get(block)
         return node is not None and self._tree.evictable(node) and not self._blocks.is_fenced(block)
 
     def _slot_ready(self, slot: SlotId, off_stream: bool) -> bool:
         if off_stream and self._slots.is_fenced(slot):
             return False
-        return self._slots.reclaimable[slot] or self._slots.state[slot] is UnitState.FREE
+        return bool(self._slots.reclaimable[slot]) or self._slots.state[slot] is UnitState.FREE

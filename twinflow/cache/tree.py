@@ -19,6 +19,8 @@ from twinflow.cache.pool import Pool
 from twinflow.contracts.events import EventKind
 from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain, block_hash, tail_hash
 
+NO_STATES: dict[bytes, SlotId] = {}  # of the many nodes without any; never written to
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -31,7 +33,7 @@ class Node:
     kv: BlockId | None = None
     children: dict[bytes, "Node"] = field(default_factory=dict)
     kv_order: list[bytes] = field(default_factory=list)  # sorted keys of the children that have kv
-    states: dict[bytes, SlotId] = field(default_factory=dict)
+    states: dict[bytes, SlotId] = field(default_factory=lambda: NO_STATES)
     blocked: int = 0  # children whose block cannot be evicted now, itself or because of what is below it
 
     def state_hash(self, tail: bytes) -> bytes:
@@ -150,6 +152,8 @@ class PrefixTree:
 
     def store_state(self, node: Node, tail: bytes, slot: SlotId) -> None:
         assert slot not in self.slot_homes and tail not in node.states and (tail or node.parent is not None)
+        if node.states is NO_STATES:
+            node.states = {}
         node.states[tail] = slot
         self.slot_homes[slot] = (node, tail)
         self._slots.publish(slot)
@@ -159,6 +163,8 @@ class PrefixTree:
         """Unpublishes a checkpoint. An unreferenced slot becomes free, a held one its holder's."""
         node, tail = self.slot_homes.pop(slot)
         del node.states[tail]
+        if not node.states:
+            node.states = NO_STATES
         self._slots.unpublish(slot)
         self._log.emit(EventKind.CHECKPOINT_REMOVED, node.state_hash(tail), node.state_position(tail))
         if self.dropped is not None:
@@ -194,7 +200,7 @@ class PrefixTree:
         return node.position % self.block_tokens != 0
 
     def evictable(self, node: Node) -> bool:
-        return node.kv is not None and self._blocks.reclaimable[node.kv] and not node.blocked
+        return node.kv is not None and bool(self._blocks.reclaimable[node.kv]) and not node.blocked
 
     def reclaimable_changed(self, node: Node) -> None:
         """The pool has changed its mind about the node's own block."""

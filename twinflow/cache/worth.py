@@ -6,7 +6,7 @@ measured against.
     priority = time of last use + horizon · ln(worth)         worth in (0, 1]
 
 is the order of worth · exp(-age / horizon): worth that fades with age, as a key that does not change while time passes.
-The horizon is the time in which the cache is written once over. Per byte, in units of the best that a byte can do:
+The horizon is a part of the time in which the cache is written once over. Per byte, in units of the best that a byte can do:
 
 * A checkpoint that is `gain` tokens deeper than the one before it saves their recomputing, and needs its slot and their KV:
   worth = p · gain / (gain + slot bytes in tokens of KV). When the one before goes, its gain falls to those behind it. p, the
@@ -29,7 +29,8 @@ BARE_BLOCK = 0.1
 LONGEST_COUNT = 3  # resumed from this often or more is one class
 PRIOR_TRIES = 8.0  # until it has been tried about as often, a class is thought to be like all others
 MEMORY_TRIES = 512.0  # older experience counts half
-HORIZONS = 0.5
+LEAST_CHANCE = 0.1  # of a new checkpoint's: what is evicted early cannot prove itself
+HORIZONS = 0.25  # of the time in which the cache is written once over
 
 Class = tuple[CheckpointKind, int]  # kind, times resumed from
 
@@ -189,7 +190,7 @@ class Worth:
         return math.log(max(1, gain_tokens) / (max(1, gain_tokens) + self._slot_tokens))
 
 
-LOG_BARE = math.log(BARE_BLOCK)
+LOG_BARE, LOG_LEAST = math.log(BARE_BLOCK), math.log(LEAST_CHANCE)
 
 
 class Chances:
@@ -208,7 +209,7 @@ class Chances:
             hits = self._hits.get(which, 0.0) + PRIOR_TRIES * math.exp(self.log_of_new)
             known = math.log(min(1.0, hits / (self._tries.get(which, 0.0) + PRIOR_TRIES)))
             self._known[which] = known
-        return known
+        return max(known, self.log_of_new + LOG_LEAST)
 
     def tried(self, which: Class) -> None:
         """One more of this class."""
