@@ -52,6 +52,14 @@ class Operations:
             if len(h.chain) and len(h.chain) + extra <= self.world.cache.max_request_tokens():
                 self.world.complete(h, extra)
 
+    def extend(self, i: int, extra: int) -> None:
+        for h in self.some(i, lambda h: h.slot is not None):
+            if len(h.chain) + extra <= self.world.cache.max_request_tokens():
+                self.world.extend(h, extra)
+            else:
+                with pytest.raises(TooLong):
+                    self.world.cache.extend(h, len(h.chain) + extra)
+
     def receive(self, i: int) -> None:
         for h in self.some(i, self.receiving):
             n = len(h.chain)
@@ -204,6 +212,10 @@ class CacheMachine(RuleBasedStateMachine):
     def complete(self, i, extra):
         self.ops.complete(i, extra)
 
+    @rule(i=INDEX, extra=INDEX)
+    def extend(self, i, extra):
+        self.ops.extend(i, extra)
+
     @rule(i=INDEX, count=st.integers(1, 3), tokens=TOKENS)
     def launch(self, i, count, tokens):
         self.ops.launch(i, count, tokens)
@@ -243,6 +255,7 @@ TestCacheMachine = CacheMachine.TestCase
 
 NAMES = (
     ["reserve"] * 4
+    + ["extend"] * 2
     + ["hold_prefix", "complete", "receive", "commit", "checkpoint", "finish", "finish", "cancel", "donate_unreceived"]
     + ["launch"] * 4
     + ["end_step"] * 3
@@ -262,8 +275,8 @@ def run(seed: int, ops: Operations, steps: int = 250) -> list[int]:
         chain = ops.prompt(rng.randrange(8), rng.randrange(8), tokens, rng.randrange(8) == 0)
         if name in ("reserve", "hold_prefix"):
             getattr(ops, name)(chain, *([rng.randrange(8)] if name == "reserve" else []))
-        elif name == "complete":
-            ops.complete(i, rng.randrange(6))
+        elif name in ("complete", "extend"):
+            getattr(ops, name)(i, rng.randrange(6 if name == "complete" else 24))
         elif name == "launch":
             ops.launch(i, rng.randrange(1, 4), tokens)
         elif name in ("end_step", "scribble", "flush", "settle"):

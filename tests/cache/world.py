@@ -163,6 +163,16 @@ class World:
         self.scribble()
         return True
 
+    def extend(self, holding: Holding, extra: int) -> bool:
+        before = self.fingerprint()
+        had = list(holding.blocks)
+        if not self.cache.extend(holding, len(holding.chain) + extra):
+            assert self.fingerprint() == before, "a refused extend changed something"
+            return False
+        assert holding.blocks[: len(had)] == had
+        assert len(holding.blocks) == max(len(had), -(-(len(holding.chain) + extra) // self.block_tokens))
+        return True
+
     def receive(self, holding: Holding) -> None:
         """The transfer of all of the prompt succeeds: bytes, unpin, adopt."""
         assert holding.slot is not None
