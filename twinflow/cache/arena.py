@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from twinflow.cache.device_memory import allocate
 from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec
 
 ALIGN_BYTES = 256
@@ -110,7 +111,7 @@ class Arena:
     def __init__(self, layout: CacheLayout, geometry: ArenaGeometry, device: str = "cpu") -> None:
         self.layout = layout
         self.geometry = geometry
-        self.storage = torch.zeros(geometry.total_bytes, dtype=torch.uint8, device=device)
+        self.storage = allocate(geometry.total_bytes, device)
         self._views = {(g.name, t.name): self._layer_views(g, t.name) for g in layout.groups for t in g.tensors}
 
     @property

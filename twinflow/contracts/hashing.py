@@ -87,6 +87,9 @@ class TokenChain:
         end = len(self) if end_tokens is None else end_tokens
         return bytes(self._packed[start_tokens * TOKEN_BYTES : end * TOKEN_BYTES])
 
+    def token(self, position: int) -> int:
+        return int.from_bytes(self._packed[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES], "little")
+
     def tokens(self, start_tokens: int = 0, end_tokens: int | None = None) -> list[int]:
         return unpack_tokens(self.packed(start_tokens, end_tokens))
 

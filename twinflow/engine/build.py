@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -16,47 +17,83 @@ from twinflow.engine.base import Flush, Mode, Ready, Submit, Work
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine
 from twinflow.models.base import HybridModel
-from twinflow.models.loader import load_model
-from twinflow.transfer.base import PeerArena, Transport
-from twinflow.transfer.thread import PullFinished, TransferThread
+from twinflow.models.checkpoint import read_json
+from twinflow.models.hub import resolve_config
+from twinflow.models.loader import load_model, random_model
+from twinflow.transfer.base import PeerArena, TransferEvent, Transport
+from twinflow.transfer.generations import RenewalLimits
+from twinflow.transfer.paths import refuse_tcp
+from twinflow.transfer.thread import TransferThread
 
 log = logging.getLogger(__name__)
 
 TransportFactory = Callable[[str, Arena], Transport]
 
-GENERATION = 1  # one transfer generation per process
+FIRST_GENERATION = 1
 
 
 def build_engine(
-    config: EngineConfig, on_pull: Callable[[PullFinished], None], transport: TransportFactory | None
+    config: EngineConfig, on_transfer: Callable[[TransferEvent], None], transport: TransportFactory | None
 ) -> tuple[Engine, Ready]:
     """Loads the model, allocates and registers the arena, warms up. Raises ModelError, or ValueError for a bad setting.
 
-    `on_pull` is called from the transfer thread. `transport` None = a worker that neither gives nor takes.
+    `on_transfer` is called from the transfer thread. `transport` None = a worker that neither gives nor takes.
     """
     torch.set_num_threads(config.threads)
     if config.device.startswith("cuda"):
-        torch.cuda.set_device(config.device)  # kernels are launched on the current device
-    model = load_model(
-        config.model,
-        dtype=config.dtype,
-        device=config.device,
-        block_tokens=config.block_tokens,
-        state_dtype=config.state_dtype,
-    )
+        if not torch.cuda.is_available():
+            raise ModelError(f"device={config.device}: torch {torch.__version__} finds no GPU here", param="device")
+        torch.cuda.set_device(torch.device(config.device).index or 0)  # kernels are launched on the current device
+    model = _model(config)
     try:
         geometry = ArenaGeometry.split(model.layout, config.cache_bytes, config.max_running + config.checkpoint_slots)
     except ValueError as error:
         raise ModelError(str(error), param="cache_bytes") from error
-    arena = Arena(model.layout, geometry, config.device)
+    try:
+        arena = Arena(model.layout, geometry, config.device)
+    except MemoryError as error:
+        raise ModelError(f"{error}; lower cache_bytes", param="cache_bytes") from error
     cache = HybridCache(model.layout, geometry, arena)
-    agent = f"{config.worker_id}/{config.incarnation}/{GENERATION}"
-    link = transport(agent, arena) if transport else None
-    thread = TransferThread(link, on_pull, serve=config.role is not Role.DECODE) if link else None
+    link, thread = open_transfer(config, arena, on_transfer, transport) if transport else (None, None)
     ready = describe(config, model, arena, cache, link)
     engine = Engine(config, model, arena, cache, thread, ready)
+    if config.device != "cpu" and config.cuda_graphs != "off":
+        engine.runner.capture(config.step_tokens, decodes=config.role is not Role.PREFILL)
     warm_up(engine)
     return engine, ready
+
+
+def open_transfer(
+    config: EngineConfig, arena: Arena, on_event: Callable[[TransferEvent], None], transport: TransportFactory
+) -> tuple[Transport, TransferThread]:
+    """The first generation's transport, and the thread that owns it and opens later ones."""
+
+    def reopen(generation: int) -> Transport:
+        return transport(f"{config.worker_id}/{config.incarnation}/{generation}", arena)
+
+    link = reopen(FIRST_GENERATION)
+    thread = TransferThread(
+        link,
+        on_event,
+        reopen=reopen,
+        limits=RenewalLimits(config.doomed_bytes, config.doomed_limit_s, config.generation_drain_s),
+        serve=config.role is not Role.DECODE,
+        path_rule=refuse_tcp if config.rdma_required else None,
+    )
+    return link, thread
+
+
+def _model(config: EngineConfig) -> HybridModel:
+    """From its files, or with random weights of its config's shapes."""
+    options: dict[str, Any] = {
+        "dtype": config.dtype,
+        "device": config.device,
+        "block_tokens": config.block_tokens,
+        "state_dtype": config.state_dtype,
+    }
+    if config.load_format == "dummy":
+        return random_model(read_json(resolve_config(config.model)), **options)
+    return load_model(config.model, **options)
 
 
 def warm_up(engine: Engine) -> None:
@@ -82,7 +119,7 @@ def describe(config: EngineConfig, model: HybridModel, arena: Arena, cache: Cach
         peer = PeerArena(
             worker_id=config.worker_id,
             incarnation=config.incarnation,
-            generation=GENERATION,
+            generation=FIRST_GENERATION,
             base_address=arena.base_address,
             total_bytes=geometry.total_bytes,
             block_bytes=geometry.block_bytes,

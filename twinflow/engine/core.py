@@ -1,12 +1,12 @@
 """The engine: one object, one thread, one `turn` at a time: commands in, at most one mixed step, one report out.
 
-    turn(commands) = handle each command → admit waiting requests → run one step → report
+    turn(commands) = handle each command → admit waiting requests → launch a step, land the one before it → report
 
-It never blocks and never raises: an error belongs to the request that caused it and ends that request alone.
+It waits for nothing but a step and never raises: an error belongs to the request that caused it and ends that request alone.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
@@ -33,15 +33,17 @@ from twinflow.engine.load import load_of
 from twinflow.engine.offers import Offers
 from twinflow.engine.pulls import Pulls
 from twinflow.engine.runner import Runner
-from twinflow.engine.schedule import SequenceView, plan_step
+from twinflow.engine.sampling import Drawn
 from twinflow.engine.sequence import Phase, Sequence
+from twinflow.engine.steps import StepFailed, Steps
 from twinflow.engine.waiting import Waiting
 from twinflow.models.base import HybridModel
-from twinflow.transfer.thread import PullFinished, TransferThread
+from twinflow.transfer.base import GenerationClosed, GenerationOpened, PullFinished, TransferEvent
+from twinflow.transfer.thread import TransferThread
 
 log = logging.getLogger(__name__)
 
-Inbound = base.Command | PullFinished
+Inbound = base.Command | TransferEvent
 
 
 class Engine:
@@ -63,9 +65,10 @@ class Engine:
         self.fingerprint = model.layout.fingerprint()
         self.sequences: dict[str, Sequence] = {}
         self.waiting = Waiting(cache, config)
-        self.running: dict[str, Sequence] = {}
         self.stopping = False
-        self.runner = Runner(model, arena, cache, config.max_running, config.device)
+        self.runner = Runner(model, arena, cache, config)
+        self.steps = Steps(self.runner, config)
+        self.running = self.steps.running
         self.transfer = transfer
         verify = config.verify == "checksum"
         self.offers = Offers(arena, cache, self.fingerprint, verify)
@@ -82,8 +85,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """A step can run right now."""
-        return bool(self.running)
+        """A step can run right now, or is running."""
+        return bool(self.running or self.steps.in_flight)
 
     @property
     def idle(self) -> bool:
@@ -96,7 +99,7 @@ class Engine:
             self._handle(command)
         self._admit()
         self._grow()
-        stepped = self._step() if self.running else False
+        stepped = self._step()
         self._tell_transfer()
         events = tuple(self.cache.drain_events())
         if not (commands or stepped or events or self._notices):
@@ -127,9 +130,9 @@ class Engine:
             case base.RunLocal(id):
                 if sequence := self._in_phase(id, Phase.MATCHED):
                     self.waiting.add(sequence)
-            case base.PullFrom(id, peer):
+            case base.PullFrom(id, peer, want):
                 if sequence := self._in_phase(id, Phase.MATCHED):
-                    self.pulls.open(sequence, peer)
+                    self.pulls.open(sequence, peer, want)
             case base.BlocksAnnounced():
                 if (sequence := self.sequences.get(command.id)) and sequence.intake:
                     self._notices += self.pulls.announced(sequence, command)
@@ -144,6 +147,8 @@ class Engine:
                     self._confirmed(sequence)
             case PullFinished():
                 self._pull_finished(command)
+            case GenerationOpened() | GenerationClosed():
+                self._notices.append(command)
             case base.HandoffFailed(id, reason, message):
                 if (sequence := self.sequences.get(id)) and sequence.intake:  # else: of a hand-off that is given up
                     self._lost(sequence, from_reason(reason, message))
@@ -155,6 +160,7 @@ class Engine:
             case base.Shutdown():
                 for each in list(self.sequences.values()):
                     self._end(each, donate=False)
+                self._land_all()
                 self.stopping = True
             case _:
                 self._notices.append(
@@ -173,9 +179,8 @@ class Engine:
         chain = TokenChain(request.root, self.model.layout.block_tokens, request.prompt + request.forced)
         forced = unpack_tokens(request.forced)
         sequence = Sequence(request, command.mode, chain, Phase.WAITING, generated=forced)
-        if request.sampling.repetition_penalty != 1.0:
-            sequence.prompt_ids = sorted(set(chain.tokens(0, request.prompt_tokens)))
         sequence.have_tokens = command.have_tokens
+        sequence.want_checkpoint_at = command.want_checkpoint_at
         if command.have_tokens % chain.block_tokens or command.have_tokens > sequence.start_tokens:
             raise BadRequest(f"have_tokens={command.have_tokens} is no whole number of this prompt's blocks")
         self.sequences[request.id] = sequence
@@ -202,7 +207,7 @@ class Engine:
 
     def _admit(self) -> None:
         """In order, all groups or none. The head waits for memory; nobody overtakes it."""
-        if self.waiting and not self.running:
+        if self.waiting and not self.busy:
             self.runner.settle()  # no step is coming that would release what the last copies fence
         while self.waiting and self._active() < self.config.max_running:
             try:
@@ -223,7 +228,7 @@ class Engine:
 
     def _active(self) -> int:
         """Sequences that have, or will have without asking again, a row in the step's tables."""
-        return len(self.running) + sum(s.phase is Phase.PULLING for s in self.sequences.values())
+        return self.steps.occupied_rows + sum(s.phase is Phase.PULLING for s in self.sequences.values())
 
     def _receive(self, sequence: Sequence) -> None:
         try:
@@ -245,8 +250,7 @@ class Engine:
     def _start(self, sequence: Sequence) -> None:
         assert sequence.holding is not None
         sequence.phase = Phase.RUNNING
-        self.runner.tables.assign(sequence)
-        self.running[sequence.id] = sequence
+        self.steps.enter(sequence)
         sequence.plan_cuts(self._interval_tokens)
         if not sequence.preemptions:
             sequence.note_hits()
@@ -254,24 +258,26 @@ class Engine:
             self._notices += self.offers.announce(sequence)
 
     def _grow(self) -> None:
-        """Before a step every running sequence has memory for what it feeds. Who gets none makes the youngest yield."""
+        """Before a step every running sequence has memory for what it feeds. Who gets none waits for the steps in flight,
+        whose end may free some; if none comes of that, the youngest yields."""
         for sequence in list(self.running.values()):
-            while sequence.row is not None and sequence.holding is not None:
+            while self.running.get(sequence.id) is sequence and sequence.holding is not None and sequence.can_feed:
                 had = len(sequence.holding.blocks)
-                if len(sequence.chain) <= had * sequence.chain.block_tokens:
+                if sequence.known_tokens <= had * sequence.chain.block_tokens:
                     break
                 if self.cache.extend(sequence.holding, sequence.needs_tokens(self.config.growth_tokens)):
-                    self.runner.tables.extend(sequence, had)
+                    self.steps.grow(sequence, had)
                     break
+                if self.steps.in_flight:
+                    self._land_all()
+                    continue
                 others = [s for s in self.running.values() if s.mode is not Mode.OFFER]  # a reader has those's blocks
                 self._preempt(max(others, key=lambda s: s.started_s))
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the head of the queue. Its state and blocks are published, so that it resumes without losing a token; it
         asks for more than it had, so that it only comes back to get on."""
-        assert sequence.holding is not None
-        self._leave_step(sequence)
-        self.cache.release(sequence.holding, donate=True)
+        self.steps.leave(sequence, self._giving_back(sequence, donate=True))
         sequence.holding = sequence.intake = None
         sequence.preemptions += 1
         self.waiting.add(sequence, first=True)
@@ -280,30 +286,54 @@ class Engine:
     # ---- the step ----
 
     def _step(self) -> bool:
-        running = [(s, s.holding) for s in self.running.values() if s.holding]
-        views = [SequenceView(s.id, held.position, len(s.chain), s.cut) for s, held in running]
-        plan = plan_step(views, self.config.step_tokens, self.config.chunk_tokens)
-        parts = [(self.running[c.id], c.tokens) for c in plan]
+        """True when anything was launched or landed."""
+        launched = False
         try:
-            samples = self.runner.run(parts)
-        except Exception as error:  # the edge of the loop: the step's requests end, the worker serves on
-            log.exception("step of %d sequences failed", len(parts))
-            for sequence, _ in parts:
-                self._fail(sequence, Internal(f"step failed: {type(error).__name__}: {error}"))
+            launched = self.steps.launch()
+        except StepFailed as failure:
+            self._step_failed(failure)
+        if self.steps.must_land(launched):
+            self._land()
             return True
-        for sequence, _ in parts:
+        return launched
+
+    def _land_all(self) -> None:
+        while self.steps.in_flight:
+            self._land()
+
+    def _land(self) -> None:
+        try:
+            fed, drawn = self.steps.land()
+        except StepFailed as failure:
+            self._step_failed(failure)
+            return
+        for sequence in fed:
             if sequence.mode is Mode.OFFER:
                 self._notices += self.offers.announce(sequence)
-        for sequence, sample in samples:
-            stats = sequence.stats if sequence.mode is Mode.OFFER else None
-            self._notices.append(Generated(sequence.id, (sample,), stats))
-            if sequence.mode is Mode.OFFER:
-                self._leave_step(sequence)
-                sequence.phase = Phase.LEASED
-                self._notices.append(self.offers.complete(sequence))
-            elif sample.finish:
-                self._end(sequence, donate=True)
-        return True
+        for sequence, one in drawn:
+            self._drawn(sequence, one)
+
+    def _drawn(self, sequence: Sequence, drawn: Drawn) -> None:
+        if drawn.error:
+            self._fail(sequence, Internal(drawn.error))
+            return
+        sample = sequence.take(drawn.token_id, drawn.logprobs)
+        stats = sequence.stats if sequence.mode is Mode.OFFER else None
+        self._notices.append(Generated(sequence.id, (sample,), stats))
+        if sequence.mode is Mode.OFFER:
+            self.steps.leave(sequence, lambda: None)
+            sequence.phase = Phase.LEASED
+            self._notices.append(self.offers.complete(sequence))
+        elif sample.finish:
+            self._end(sequence, donate=True)
+
+    def _step_failed(self, failure: StepFailed) -> None:
+        log.error("step of %d sequences failed", len(failure.sequences), exc_info=failure.__cause__)
+        for sequence in failure.sequences:
+            self._fail(sequence, Internal(f"step failed: {failure}"))
+        if failure.fatal:
+            log.error("the device is lost to this process; it ends")
+            self._handle(base.Shutdown())
 
     # ---- hand-off, decode side ----
 
@@ -335,24 +365,23 @@ class Engine:
         sequence.generated.append(sequence.first.token_id)
         sequence.chain.append([sequence.first.token_id])
         sequence.phase = Phase.RUNNING
-        self.runner.tables.assign(sequence)
-        self.running[sequence.id] = sequence
+        self.steps.enter(sequence)
 
     # ---- ends ----
 
-    def _leave_step(self, sequence: Sequence) -> None:
-        self.running.pop(sequence.id, None)
-        self.runner.tables.free(sequence)
+    def _giving_back(self, sequence: Sequence, *, donate: bool) -> Callable[[], None]:
+        """What releases the sequence's present memory."""
+        holding = sequence.holding
+        return lambda: self.cache.release(holding, donate=donate) if holding is not None else None
 
     def _end(self, sequence: Sequence, *, donate: bool, error: TwinflowError | None = None) -> None:
         """The one way out: every structure forgets the sequence, its memory goes back, one `Done` is sent."""
-        self._leave_step(sequence)
+        valid = donate and sequence.phase in (Phase.RUNNING, Phase.LEASED)
+        sequence.failed = not valid
         self.waiting.remove(sequence)
         self.sequences.pop(sequence.id, None)
         self.pulls.cancel(sequence)
-        if sequence.holding is not None:
-            valid = donate and sequence.phase in (Phase.RUNNING, Phase.LEASED)
-            self.cache.release(sequence.holding, donate=valid)
+        self.steps.leave(sequence, self._giving_back(sequence, donate=valid))
         self._done(sequence.id, sequence.stats, error)
 
     def _fail(self, sequence: Sequence, error: TwinflowError) -> None:

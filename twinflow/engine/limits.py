@@ -17,6 +17,10 @@ def check_request(request: GenerateRequest, ready: Ready, *, generates: bool) ->
     if not request.prompt:
         raise BadRequest("the prompt is empty", param="prompt")
     sampling = request.sampling
+    for name, ids in (("logit_bias", [i for i, _ in sampling.logit_bias]), ("stop_token_ids", sampling.stop_token_ids)):
+        for token in ids:
+            if not 0 <= token < ready.vocab_size:
+                raise BadRequest(f"{name} has token id {token}, the vocabulary ends at {ready.vocab_size - 1}", param=name)
     forced_tokens = len(request.forced) // TOKEN_BYTES
     if sampling.max_tokens <= forced_tokens:
         raise BadRequest(

@@ -1,60 +1,136 @@
-"""Executes one planned step: cursors, forward pass, sampling. Knows nothing of requests' lives outside the step."""
+"""Executes planned steps: inputs, forward pass, sampling, and what follows once the step is done.
 
+    launch(parts) ── everything queued on the compute stream, nothing waited for ──▶ Flight ── land ──▶ drawn tokens
+
+On a GPU the engine launches the next step before the last one has landed: the drawn tokens that it feeds are read on the
+device. Cursors move, blocks are published and states copied when a step lands, so nothing is ever named before it is
+written. Knows nothing of requests' lives outside the step.
+"""
+
+import logging
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
-from twinflow.contracts.requests import Sample
-from twinflow.engine import sampling
 from twinflow.engine.base import Work
-from twinflow.engine.batch import BlockTables, build_batch
+from twinflow.engine.batch import BlockTables, Fields, Part, Plan, Shape, pack
+from twinflow.engine.config import EngineConfig
+from twinflow.engine.graphs import StepGraphs, step_shapes
+from twinflow.engine.sampling import Draw, Drawn, Sampler
 from twinflow.engine.sequence import Sequence
-from twinflow.models.base import HybridModel
+from twinflow.models.base import ForwardBatch, HybridModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A launched step. `event` fires behind everything that it queued; None where launching is doing."""
+
+    step: int
+    plan: Plan
+    draw: Draw | None
+    event: torch.cuda.Event | None
 
 
 class Runner:
-    """Owned by the engine's loop. After `run` returns, all writes of the step are done."""
+    """Owned by the engine's loop."""
 
-    def __init__(self, model: HybridModel, arena: Arena, cache: Cache, rows: int, device: str) -> None:
+    def __init__(self, model: HybridModel, arena: Arena, cache: Cache, config: EngineConfig) -> None:
         self.model = model
         self.arena = arena
         self.cache = cache
-        self.device = device
-        blocks = -(-min(cache.max_request_tokens(), model.max_model_tokens) // model.layout.block_tokens)
-        self.tables = BlockTables(rows, blocks, device)
-        self.work = Work()  # of the steps that ended well
+        self.device = config.device
+        self.work = Work()  # of the steps that landed
+        self._block_tokens = model.layout.block_tokens
+        blocks = -(-min(cache.max_request_tokens(), model.max_model_tokens) // self._block_tokens)
+        rows = config.max_running
+        self.tables = BlockTables(rows, max(1, blocks), self.device)
+        self.sampler = Sampler(model.vocab_size, rows, self.device, model.kernels)
+        self.graphs = StepGraphs(self.device)
+        self._drawn = torch.zeros(rows, dtype=torch.int64, device=self.device)  # by row: the last token drawn
+        self._on_gpu = self.device != "cpu"
+        largest = Shape(max(config.step_tokens, rows, 64), max(rows, 8))
+        self._staging = [
+            torch.empty(largest.size_bytes + 8, dtype=torch.uint8, pin_memory=self._on_gpu)
+            for _ in range(config.flights + 1)  # one more than can be on their way
+        ]
 
-    def run(self, parts: Seq[tuple[Sequence, int]]) -> list[tuple[Sequence, Sample]]:
-        """Feeds `tokens` more tokens of each sequence; returns a new token for those whose known tokens are all fed.
+    def capture(self, step_tokens: int, *, decodes: bool) -> None:
+        """Captures the CUDA graphs of this worker's steps; compiles the kernels that they need."""
 
-        Cursors have moved, `generated` and `chain` have grown, full blocks are committed, checkpoints taken at cuts.
-        On an exception the step counts as done and nothing of it was published.
-        """
-        batch, sampled = build_batch(parts, self.tables, self.arena.geometry, self.device)
-        prefill_tokens = sum(prompt_tokens(s, n) for s, n in parts)
+        def padding(shape: Shape, buffer: torch.Tensor) -> None:
+            self._fill(Plan.of(()), shape, buffer)
+            self._wait()
+
+        with torch.inference_mode():
+            self.graphs.capture(self._forward, padding, step_shapes(self.tables.rows, step_tokens, decodes=decodes))
+
+    def enter(self, sequence: Sequence) -> None:
+        """The sequence, with its memory, takes part in steps from now on."""
+        row = self.tables.assign(sequence)
+        self.sampler.start(row, sequence.request.sampling, sequence.request.prompt, sequence.generated)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Only when no step in flight has it. Sequences without a row are ignored."""
+        if sequence.row is not None:
+            self.sampler.stop(sequence.row)
+            self.tables.free(sequence)
+
+    @torch.inference_mode()
+    def launch(self, parts: Seq[Part]) -> Flight:
+        """Queues a step. On an exception the step is over and none of its tokens counts as fed."""
+        plan = Plan.of(parts)
         step = self.cache.begin_step()
         try:
-            for sequence, tokens in parts:
-                assert sequence.holding is not None
-                self.cache.advance(sequence.holding, tokens)
-            logits = self.model.forward(batch, self.arena)
-            samples = [(s, self._sample(s, logits[i])) for i, s in enumerate(sampled)]
-        finally:
+            draw = self._queue(plan)
+        except BaseException:
             self._wait()
             self.cache.end_step(step)
-        for sequence, _ in parts:
-            assert sequence.holding is not None
-            self.cache.commit(sequence.holding)
-            if sequence.holding.position == sequence.cut:
-                self.cache.checkpoint(sequence.holding, sequence.cuts.pop(sequence.holding.position))
+            raise
+        event = None
+        if self._on_gpu:
+            event = torch.cuda.Event()
+            event.record()
+        for part in plan.parts:
+            part.sequence.flights += 1
+            part.sequence.flying_tokens += part.tokens
+            part.sequence.flying_draws += part.samples
+        return Flight(step, plan, draw, event)
+
+    def land(self, flight: Flight) -> list[tuple[Sequence, Drawn]]:
+        """Waits for the step, moves cursors, publishes full blocks, keeps states at cuts; returns what was drawn.
+
+        Flights land in the order of their launch. On an exception nothing of the step was published.
+        """
+        try:
+            if flight.event is not None:
+                flight.event.synchronize()
+            drawn = flight.draw.read() if flight.draw is not None else []
+        finally:
+            self.cache.end_step(flight.step)
+            for part in flight.plan.parts:
+                part.sequence.flights -= 1
+                part.sequence.flying_tokens -= part.tokens
+                part.sequence.flying_draws -= part.samples
+        prefill_tokens = decode_tokens = 0
+        for part in flight.plan.parts:
+            sequence = part.sequence
+            if sequence.holding is None or sequence.failed:
+                continue
+            of_prompt = max(0, min(part.tokens, sequence.start_tokens - part.start))
+            prefill_tokens += of_prompt
+            decode_tokens += part.tokens - of_prompt
+            self._advance(sequence, part.tokens)
         self.work = Work(
             steps=self.work.steps + 1,
             prefill_tokens=self.work.prefill_tokens + prefill_tokens,
-            decode_tokens=self.work.decode_tokens + sum(n for _, n in parts) - prefill_tokens,
+            decode_tokens=self.work.decode_tokens + decode_tokens,
         )
-        return samples
+        return [(flight.plan.parts[i].sequence, one) for i, one in zip(flight.plan.drawing, drawn, strict=True)]
 
     def settle(self) -> None:
         """An empty step: copies that the cache has queued since the last one are done when it ends."""
@@ -62,24 +138,74 @@ class Runner:
         self._wait()
         self.cache.end_step(step)
 
+    def _advance(self, sequence: Sequence, tokens: int) -> None:
+        assert sequence.holding is not None
+        self.cache.advance(sequence.holding, tokens)
+        self.cache.commit(sequence.holding)
+        if sequence.holding.position == sequence.cut:
+            self.cache.checkpoint(sequence.holding, sequence.cuts.pop(sequence.holding.position))
+
+    def _queue(self, plan: Plan) -> Draw | None:
+        """Forward pass and sampling on the stream."""
+        captured = self.graphs.fit(plan)
+        if captured is not None:
+            self._fill(plan, captured.shape, captured.buffer)
+            captured.graph.replay()
+            return self._draw(plan, Fields.of(captured.buffer, captured.shape), captured.logits)
+        shape = plan.shape
+        buffer = torch.empty(shape.size_bytes, dtype=torch.uint8, device=self.device)
+        self._fill(plan, shape, buffer)
+        fields = Fields.of(buffer, shape)
+        logits = self._forward(fields, shape, plan.lens, plan.contexts, len(plan.drawing))
+        return self._draw(plan, fields, logits)
+
+    def _fill(self, plan: Plan, shape: Shape, buffer: torch.Tensor) -> None:
+        """Copies the step's inputs to `buffer` on the device."""
+        staging = self._staging[0]
+        self._staging.append(self._staging.pop(0))
+        pack(plan, shape, Fields.of(staging, shape), self.arena.geometry, self.tables.empty_row)
+        buffer.copy_(staging[: shape.size_bytes], non_blocking=True)
+
+    def _forward(
+        self,
+        fields: Fields,
+        shape: Shape,
+        lens: tuple[int, ...],
+        contexts: tuple[int, ...] | None = None,
+        draws: int | None = None,
+    ) -> torch.Tensor:
+        """`contexts` None: they are known on the device alone, and the block tables have to be read in their full width."""
+        tables = self.tables.table
+        if contexts is not None:
+            tables = tables[:, : (max(contexts) - 1) // self._block_tokens + 1]
+        drawn = self._drawn.index_select(0, fields.sources.clamp(min=0))
+        batch = ForwardBatch(
+            input_ids=torch.where(fields.sources < 0, fields.ids, drawn),
+            positions=fields.positions,
+            cu_seqlens=fields.starts,
+            seq_lens=lens,
+            context_lens=fields.contexts,
+            block_tables=tables.index_select(0, fields.rows),
+            kv_slots=fields.kv_slots,
+            state_rows=fields.state_rows,
+            fresh=fields.fresh,
+            logit_rows=fields.logit_rows[:draws],
+            host_contexts=contexts,
+        )
+        return self.model.forward(batch, self.arena)
+
+    def _draw(self, plan: Plan, fields: Fields, logits: torch.Tensor) -> Draw | None:
+        """Draws, and leaves the tokens where the next step finds them. logits (at least as many rows as draw, vocab)."""
+        drawing = [plan.parts[i].sequence for i in plan.drawing]
+        if not drawing:
+            return None
+        rows = [s.row for s in drawing if s.row is not None]
+        positions = [len(s.generated) + s.flying_draws for s in drawing]
+        draw = self.sampler.launch(logits[: len(rows)], rows, positions)
+        self._drawn.index_copy_(0, fields.draw_rows[: len(rows)], draw.tokens)
+        return draw
+
     def _wait(self) -> None:
         """Until everything queued on the compute stream is done. The CPU queues nothing."""
-        if self.device != "cpu":
+        if self._on_gpu:
             torch.cuda.current_stream().synchronize()
-
-    def _sample(self, sequence: Sequence, logits: torch.Tensor) -> Sample:
-        params = sequence.request.sampling
-        row = sampling.adjust(logits, params, sequence.prompt_ids, sequence.generated)
-        token = sampling.draw(row, params, len(sequence.generated))
-        logprobs = None
-        if params.logprobs is not None:
-            logprobs = sampling.token_logprobs(logits, token, params.logprobs)
-        sequence.generated.append(token)
-        sequence.chain.append([token])
-        return Sample(token, sequence.finish_of(token), logprobs)
-
-
-def prompt_tokens(sequence: Sequence, tokens: int) -> int:
-    """How many of the next `tokens` tokens belong to the prompt (or are forced)."""
-    assert sequence.holding is not None
-    return max(0, min(tokens, sequence.start_tokens - sequence.holding.position))

@@ -7,7 +7,7 @@ from enum import Enum
 from twinflow.cache.base import Holding
 from twinflow.cache.checkpoints import CheckpointKind, checkpoint_positions
 from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain
-from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample
+from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample, TokenLogprobs
 from twinflow.engine.base import Mode
 from twinflow.engine.sampling import ending_ids
 from twinflow.transfer.base import PeerArena
@@ -27,6 +27,8 @@ class Sequence:
     """Owned by the engine's loop. `chain` = prompt, forced and generated tokens; the last generated one is not fed yet.
 
     `started_s` and `waiting_since_s` are monotonic times. `announced_blocks` counts prompt blocks offered to the reader.
+    What steps in flight feed and draw is in `flying_tokens` and `flying_draws` until they land; only then the cursor of the
+    holding moves and the chain grows.
     """
 
     request: GenerateRequest
@@ -35,15 +37,19 @@ class Sequence:
     phase: Phase
     holding: Holding | None = None
     generated: list[int] = field(default_factory=list)
-    prompt_ids: list[int] = field(default_factory=list)  # distinct ones, where a repetition penalty needs them
     started_s: float = field(default_factory=time.monotonic)
     waiting_since_s: float = field(default_factory=time.monotonic)
     have_tokens: int = 0
+    want_checkpoint_at: int = 0  # OFFER: the reader wants the state there too; 0 = none
     announced_blocks: int = 0
     peer: PeerArena | None = None
     intake: Intake | None = None
     first: Sample | None = None  # decode side: sampled by the prefill worker, fed after adoption
     row: int | None = None  # of the persistent block tables
+    flights: int = 0  # launched steps with it that have not landed
+    failed: bool = False  # what it has computed is not to be used
+    flying_tokens: int = 0
+    flying_draws: int = 0
     preemptions: int = 0
     handoffs: int = 0  # begun so far
     recovered_tokens: int = 0
@@ -74,7 +80,31 @@ class Sequence:
 
     def needs_tokens(self, growth_tokens: int) -> int:
         """What it needs memory for to run on by `growth_tokens`: never more than its worst case."""
-        return min(self.total_tokens, len(self.chain) + growth_tokens)
+        return min(self.total_tokens, self.known_tokens + growth_tokens)
+
+    @property
+    def fed_tokens(self) -> int:
+        """Landed or in flight."""
+        assert self.holding is not None
+        return self.holding.position + self.flying_tokens
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens that can be fed: those of the chain, and those being drawn, which the device will know in time."""
+        return len(self.chain) + self.flying_draws
+
+    @property
+    def can_feed(self) -> bool:
+        """Whether the next step may take it: something is left to feed, the draw in flight is not its last one, and the
+        step in flight does not end where its state is kept (the copy must come before the next token changes it)."""
+        if self.flying_tokens:
+            if self.flying_draws and (
+                self.mode is Mode.OFFER or len(self.generated) + self.flying_draws >= self.request.sampling.max_tokens
+            ):
+                return False
+            if self.fed_tokens == self.cut:
+                return False
+        return self.fed_tokens < self.known_tokens
 
     @property
     def cut(self) -> int | None:
@@ -88,6 +118,12 @@ class Sequence:
         self.cuts = checkpoint_positions(
             held.resumed_tokens, held.written_tokens, self.start_tokens, self.chain.block_tokens, interval_tokens
         )
+
+    def take(self, token_id: int, logprobs: TokenLogprobs | None) -> Sample:
+        """The token that was drawn after all known ones: from here on it is known."""
+        self.generated.append(token_id)
+        self.chain.append([token_id])
+        return Sample(token_id, self.finish_of(token_id), logprobs)
 
     def finish_of(self, token_id: int) -> FinishReason | None:
         """Whether `token_id`, just appended to `generated`, is the last one."""

@@ -11,10 +11,12 @@ from twinflow.kernels.causal_conv1d import reference as conv
 from twinflow.kernels.gated_delta_rule import reference as delta
 from twinflow.kernels.gated_group_norm import reference as group_norm
 from twinflow.kernels.gating import reference as gating
+from twinflow.kernels.linear import reference as linear
 from twinflow.kernels.mamba2_ssd import reference as ssd
 from twinflow.kernels.norms import reference as norms
 from twinflow.kernels.paged_attention import reference as attention
 from twinflow.kernels.rotary import reference as rotary
+from twinflow.kernels.sampling import reference as sampling
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +42,16 @@ def reference_kernels() -> KernelSet:
         gated_rms_norm=norms.gated_rms_norm,
         gated_group_norm=group_norm.gated_group_norm,
         sigmoid_gate=gating.sigmoid_gate,
-        swiglu=gating.swiglu,
+        linear=linear.linear,
+        linear_swiglu=linear.linear_swiglu,
         rotary_angles=rotary.rotary_angles,
         attention_inputs=inputs.attention_inputs,
         paged_attention=attention.paged_attention,
         causal_conv1d=conv.causal_conv1d,
         gated_delta=delta.gated_delta,
         mamba2_ssd=ssd.mamba2_ssd,
+        sample_tokens=sampling.sample_tokens,
+        token_logprobs=sampling.token_logprobs,
     )
 
 
@@ -57,9 +62,11 @@ def triton_kernels() -> KernelSet:
     from twinflow.kernels.gated_delta_rule import triton as delta
     from twinflow.kernels.gated_group_norm import triton as group_norm
     from twinflow.kernels.gating import triton as gating
+    from twinflow.kernels.linear import triton as linear
     from twinflow.kernels.mamba2_ssd import triton as ssd
     from twinflow.kernels.norms import triton as norms
     from twinflow.kernels.paged_attention import triton as attention
+    from twinflow.kernels.sampling import triton as sampling
 
     return KernelSet(
         name="triton",
@@ -69,11 +76,14 @@ def triton_kernels() -> KernelSet:
         gated_rms_norm=norms.gated_rms_norm,
         gated_group_norm=group_norm.gated_group_norm,
         sigmoid_gate=gating.sigmoid_gate,
-        swiglu=gating.swiglu,
+        linear=linear.linear,
+        linear_swiglu=linear.linear_swiglu,
         rotary_angles=rotary.rotary_angles,
         attention_inputs=inputs.attention_inputs,
         paged_attention=attention.paged_attention,
         causal_conv1d=conv.causal_conv1d,
         gated_delta=delta.gated_delta,
         mamba2_ssd=ssd.mamba2_ssd,
+        sample_tokens=sampling.sample_tokens,
+        token_logprobs=sampling.token_logprobs,
     )

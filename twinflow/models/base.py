@@ -11,6 +11,8 @@ import torch
 
 from twinflow.cache.arena import Arena
 from twinflow.contracts.groups import CacheLayout
+from twinflow.kernels.base import KernelSet
+from twinflow.kernels.paged_attention.shared import SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,16 @@ class ForwardBatch:
     state_rows: torch.Tensor  # (B,) int64: row of the sequence's own slot; read (if start > 0) and updated in place
     fresh: torch.Tensor  # (B,) bool: True = start from the zero state (start position 0), ignore what the slot holds
     logit_rows: torch.Tensor  # (R,) int64: which of the T tokens need logits
+    # Optional, for versions that can do better with them:
+    host_contexts: tuple[int, ...] | None = None  # context_lens on the host, where known: inside a CUDA graph it is not
+    shared: SharedPrefixes | None = None  # blocks that several one-token sequences of the batch hold, where grouped
 
 
 class HybridModel(Protocol):
     """A loaded model. Not thread-safe: one engine loop calls it."""
 
     layout: CacheLayout
+    kernels: KernelSet
     vocab_size: int
     max_model_tokens: int
     eos_token_ids: tuple[int, ...]

@@ -1,19 +1,24 @@
-"""Paged attention for one query per sequence, in Triton: the keys of a sequence split over programs, then reduced.
+"""Paged attention for one query per sequence, in Triton: the keys of all sequences divided evenly over a fixed grid.
 
-Bound by reading K and V once. A program serves one kv head, so the query heads that share it share its reads.
+Bound by reading K and V once. The tiles of all (sequence, kv head) pairs form one line, of which each program takes an equal
+piece, by lengths that it reads on the device: long and short contexts balance, and tables wider than the contexts cost
+nothing. A program serves the query heads that share a kv head together. Pairs that lie in one piece are finished at once;
+`reduce.py` puts the others together.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from twinflow.kernels.paged_attention.tile import attend_tile
-from twinflow.kernels.triton_tools import dot_precision, multiprocessors, power_of_2
-
-MAX_SPLITS = 64
-SPLITS_AT_ONCE = 16  # partial results that the reduction holds in registers
+from twinflow.kernels.paged_attention.pieces import pair_tiles
+from twinflow.kernels.paged_attention.prefix import attend_prefixes
+from twinflow.kernels.paged_attention.reduce import reduce_parts
+from twinflow.kernels.paged_attention.shared import DEPTH, MOST_PREFIXES, SharedPrefixes
+from twinflow.kernels.paged_attention.tile import attend_tile, attend_tiles, page_of, tile_source
+from twinflow.kernels.triton_tools import dot_precision, multiprocessors, power_of_2, shared_bytes, sigmoid
 
 
 def attend_one_query(
@@ -27,80 +32,118 @@ def attend_one_query(
     out: torch.Tensor,
     *,
     all_one: bool,
-    splits: int | None = None,
-    tile: int = 64,
+    gate: torch.Tensor | None = None,
+    shared: SharedPrefixes | None = None,
+    programs: int | None = None,
+    tile: int | None = None,
     warps: int = 4,
-    stages: int = 2,
+    stages: int | None = None,
+    described: bool = True,
 ) -> None:
-    """Writes `out` (T, H, D) for the sequences with exactly one query; `all_one`: all have. splits, tile, warps, stages:
-    tuning; `splits` is chosen from the batch and the width of the tables when None."""
+    """Writes `out` (T, H, D) for the sequences with exactly one query; `all_one`: all have. Arguments as in
+    `paged_attention`; programs, tile, warps, stages, described: tuning."""
     _, heads, dim = q.shape
     sequences, kv_heads, block_tokens = block_tables.shape[0], k_cache.shape[1], k_cache.shape[2]
-    group = heads // kv_heads
-    if q.dtype == torch.float32:
-        tile, stages = 32, 1
-    tile = min(tile, power_of_2(block_tokens))
-    if splits is None:
-        reachable = block_tables.shape[1] * block_tokens
-        splits = choose_splits(sequences * kv_heads, reachable, tile, multiprocessors(q.device))
-    partial = lse = out
-    if splits > 1:
-        partial = torch.empty(sequences, heads, splits, dim, dtype=torch.float32, device=q.device)
-        lse = torch.empty(sequences, heads, splits, dtype=torch.float32, device=q.device)
-    width = power_of_2(dim)
-    _attend[(splits, kv_heads, sequences)](
+    group, width = heads // kv_heads, power_of_2(dim)
+    chosen = launch_options(q, width)
+    tile = min(tile or chosen.tile, power_of_2(block_tokens))
+    programs = programs or chosen.programs_each * multiprocessors(q.device)
+    keys, values, is_described = k_cache, v_cache, False
+    if described:
+        (keys, is_described), (values, _) = tile_source(k_cache, tile), tile_source(v_cache, tile)
+    prefix = None
+    if shared:
+        prefix = attend_prefixes(q, k_cache, v_cache, block_tables, cu_seqlens, scale, shared, all_one=all_one)
+    # Two places for each program; beside prefixes also one for each pair that a program does alone.
+    places = 2 * programs + (sequences * kv_heads if shared else 0)
+    partial = torch.empty(places, group, dim, dtype=torch.float32, device=q.device)
+    lse = torch.empty(places, group, dtype=torch.float32, device=q.device)
+    own_starts = shared.own_starts if shared else context_lens
+    gates, gate_stride = (q, 0) if gate is None else (gate, gate.stride(0))
+    common = {
+        "HEADS": heads,
+        "GROUP": group,
+        "DIM": dim,
+        "WIDTH": width,
+        "TILE": tile,
+        "SEQUENCES": power_of_2(sequences),
+        "BLOCK_TOKENS": block_tokens,
+        "ALL_ONE": all_one,
+        "GATED": gate is not None,
+        "SHARED": shared is not None,
+    }
+    _attend[(programs,)](
         q,
-        k_cache,
-        v_cache,
+        keys,
+        values,
         block_tables,
         context_lens,
         cu_seqlens,
+        own_starts,
+        gates,
         out,
         partial,
         lse,
         q.stride(0),
         block_tables.stride(0),
+        gate_stride,
+        sequences,
         scale * math.log2(math.e),
         PAGE_STRIDE=k_cache.stride(0),
         HEAD_STRIDE=k_cache.stride(1),
         TOKEN_STRIDE=k_cache.stride(2),
-        BLOCK_TOKENS=block_tokens,
-        HEADS=heads,
-        GROUP=group,
         ROWS=power_of_2(group),
-        DIM=dim,
-        WIDTH=width,
-        TILE=tile,
-        SPLITS=splits,
-        ALL_ONE=all_one,
+        DESCRIBED=is_described,
         PRECISION=dot_precision(q.dtype),
         num_warps=warps,
-        num_stages=stages,
+        num_stages=stages or chosen.stages,
+        **common,
     )
-    if splits > 1:
-        _reduce[(heads, sequences)](
-            partial,
-            lse,
-            cu_seqlens,
-            out,
-            HEADS=heads,
-            DIM=dim,
-            WIDTH=width,
-            SPLITS=splits,
-            AT_ONCE=min(splits, SPLITS_AT_ONCE),
-            ALL_ONE=all_one,
-            num_warps=4,
-        )
+    reduce_parts[(heads, sequences)](
+        partial,
+        lse,
+        prefix.partial if prefix else partial,
+        prefix.lse if prefix else lse,
+        context_lens,
+        cu_seqlens,
+        own_starts,
+        shared.places if shared else context_lens,
+        shared.members if shared else context_lens,
+        shared.prefixes if shared else context_lens,
+        gates,
+        out,
+        gate_stride,
+        sequences,
+        programs,
+        prefix.programs if prefix else 1,
+        DEPTH=DEPTH,
+        PREFIXES=MOST_PREFIXES,
+        PREFIX_ROWS=prefix.rows if prefix else group,
+        PREFIX_TILE=prefix.tile if prefix else tile,
+        AT_ONCE=8,
+        num_warps=2,
+        **common,
+    )
 
 
-def choose_splits(programs: int, reachable_tokens: int, tile: int, processors: int) -> int:
-    """A power of two: about four programs per multiprocessor, none with less than four tiles of the longest context."""
-    wanted = max(1, 4 * processors // programs)
-    useful = max(1, reachable_tokens // (4 * tile))
-    return 1 << (min(wanted, useful, MAX_SPLITS).bit_length() - 1)
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    tile: int
+    stages: int
+    programs_each: int  # programs per multiprocessor
 
 
-@triton.jit
+def launch_options(q: torch.Tensor, width: int) -> LaunchOptions:
+    """Tiles and loads ahead that keep enough bytes on their way within the GPU's shared memory."""
+    if q.dtype == torch.float32:
+        return LaunchOptions(32, 1, 2)
+    tile = 32 if width > 128 else 64
+    stages = 3
+    size = 2 * stages * tile * width * q.element_size()
+    return LaunchOptions(tile, stages, max(1, min(4, 2 * shared_bytes(q.device) // (2 * size + 8192))))
+
+
+@triton.jit(do_not_specialize=["sequences"])
 def _attend(
     q,
     k_cache,
@@ -108,11 +151,15 @@ def _attend(
     block_tables,
     context_lens,
     cu_seqlens,
+    own_starts,
+    gate,
     out,
     partial,
     lse,
     q_stride,
     table_stride,
+    gate_stride,
+    sequences,
     scale_log2,
     PAGE_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
@@ -124,103 +171,75 @@ def _attend(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
     ALL_ONE: tl.constexpr,
+    GATED: tl.constexpr,
+    SHARED: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One part of the keys of one kv head of one sequence."""
-    split = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    seq = tl.program_id(2)
-    token = seq
-    if not ALL_ONE:
-        token = tl.load(cu_seqlens + seq)
-        if tl.load(cu_seqlens + seq + 1) - token != 1:
-            return
-    token = token.to(tl.int64)
-    context = tl.load(context_lens + seq)
-    part = tl.cdiv(tl.cdiv(context, TILE), SPLITS) * TILE
-    low = split * part
-    high = tl.minimum(low + part, context)
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    tiles = pair_tiles(context_lens, own_starts, cu_seqlens, sequences, SEQUENCES, TILE, ALL_ONE, SHARED)
+    ends = tl.cumsum(tiles, 0) * KV_HEADS
+    line = tl.sum(tiles, 0) * KV_HEADS
+    piece = tl.cdiv(line, programs)
+    at = program * piece
+    piece_end = tl.minimum(at + piece, line)
+    index = tl.arange(0, SEQUENCES)
     row = tl.arange(0, ROWS)
     col = tl.arange(0, WIDTH)
     inside = (row < GROUP)[:, None] & (col < DIM)[None, :]
-    head = kv_head * GROUP + row
-    query = tl.load(q + token * q_stride + head[:, None] * DIM + col[None, :], mask=inside, other=0.0)
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    last_key = tl.zeros([ROWS], tl.int32) + context - 1
-    table = block_tables + seq.to(tl.int64) * table_stride
-    for first in range(low, high, TILE):
-        acc, top, total = attend_tile(
-            query,
-            acc,
-            top,
-            total,
-            k_cache,
-            v_cache,
-            table,
-            kv_head * HEAD_STRIDE,
-            first,
-            context,
-            last_key,
-            scale_log2,
-            PAGE_STRIDE,
-            TOKEN_STRIDE,
-            BLOCK_TOKENS,
-            DIM,
-            WIDTH,
-            TILE,
-            True,
-            PRECISION,
-        )
-    y = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    if SPLITS == 1:
-        at = token * HEADS * DIM + head[:, None] * DIM + col[None, :]
-        tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
-    else:
-        at = (seq.to(tl.int64) * HEADS + head) * SPLITS + split
-        tl.store(partial + at[:, None] * DIM + col[None, :], y, mask=inside)
-        seen = total > 0.0
-        mass = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
-        tl.store(lse + at, mass, mask=row < GROUP)
-
-
-@triton.jit
-def _reduce(
-    partial,
-    lse,
-    cu_seqlens,
-    out,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    ALL_ONE: tl.constexpr,
-):
-    """Weighs the parts of one head of one sequence by the mass of their softmax."""
-    head = tl.program_id(0)
-    seq = tl.program_id(1)
-    token = seq
-    if not ALL_ONE:
-        token = tl.load(cu_seqlens + seq)
-        if tl.load(cu_seqlens + seq + 1) - token != 1:
-            return
-    base = (seq.to(tl.int64) * HEADS + head) * SPLITS
-    masses = tl.load(lse + base + tl.arange(0, SPLITS))
-    top = tl.max(masses, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.exp2(masses - top), 0)
-    col = tl.arange(0, WIDTH)
-    y = tl.zeros([WIDTH], tl.float32)
-    for first in tl.static_range(0, SPLITS, AT_ONCE):
-        split = first + tl.arange(0, AT_ONCE)
-        weight = tl.exp2(tl.load(lse + base + split) - top)
-        at = (base + split)[:, None] * DIM + col[None, :]
-        part = tl.load(partial + at, mask=(col < DIM)[None, :] & (weight > 0.0)[:, None], other=0.0)
-        y += tl.sum(part * weight[:, None], 0)
-    y = y / tl.where(total > 0.0, total, 1.0)
-    at = token.to(tl.int64) * HEADS * DIM + head * DIM + col
-    tl.store(out + at, y.to(out.dtype.element_ty), mask=col < DIM)
+    while at < piece_end:
+        seq = tl.sum((ends <= at).to(tl.int32), 0)
+        length = tl.sum(tl.where(index == seq, tiles, 0), 0)
+        in_seq = at - (tl.sum(tl.where(index == seq, ends, 0), 0) - length * KV_HEADS)
+        kv_head = in_seq // length
+        low = in_seq % length
+        high = tl.minimum(length, low + piece_end - at)
+        at += high - low
+        start = 0
+        if SHARED:
+            start = tl.load(own_starts + seq)
+        context = tl.load(context_lens + seq)
+        token = seq
+        if not ALL_ONE:
+            token = tl.load(cu_seqlens + seq)
+        token = token.to(tl.int64)
+        head = kv_head * GROUP + row
+        query = tl.load(q + token * q_stride + head[:, None] * DIM + col[None, :], mask=inside, other=0.0)
+        acc = tl.zeros([ROWS, WIDTH], tl.float32)
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        last_key = tl.zeros([ROWS], tl.int32) + context - 1
+        table = block_tables + seq.to(tl.int64) * table_stride
+        stop = tl.minimum(start + high * TILE, context)
+        whole_stop = start + (stop - start) // TILE * TILE
+        acc, top, total = attend_tiles(
+            query, acc, top, total, k_cache, v_cache, table, kv_head, start + low * TILE, whole_stop, context, last_key,
+            scale_log2, PAGE_STRIDE, HEAD_STRIDE, TOKEN_STRIDE, BLOCK_TOKENS, DIM, WIDTH, TILE,
+            BLOCK_TOKENS % TILE != 0, DESCRIBED, PRECISION,
+        )  # fmt: skip
+        if whole_stop < stop:
+            page = page_of(table, whole_stop, stop, BLOCK_TOKENS, TILE)
+            acc, top, total = attend_tile(
+                query, acc, top, total, k_cache, v_cache, table, page, kv_head, whole_stop, context, last_key,
+                scale_log2, PAGE_STRIDE, HEAD_STRIDE, TOKEN_STRIDE, BLOCK_TOKENS, DIM, WIDTH, TILE, True, DESCRIBED,
+                PRECISION,
+            )  # fmt: skip
+        y = acc * (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]
+        whole = high - low == length
+        if whole & (start == 0):
+            at_out = token * HEADS * DIM + head[:, None] * DIM + col[None, :]
+            if GATED:
+                z = tl.load(gate + token * gate_stride + head[:, None] * DIM + col[None, :], mask=inside, other=0.0)
+                y = y * sigmoid(z.to(tl.float32))
+            tl.store(out + at_out, y.to(out.dtype.element_ty), mask=inside)
+        else:
+            # Only the first pair of a piece can have begun in another, only the last can go on in another.
+            slot = 2 * program + (low == 0)
+            if whole:
+                slot = 2 * programs + seq * KV_HEADS + kv_head
+            tl.store(partial + (slot * GROUP + row)[:, None] * DIM + col[None, :], y, mask=inside)
+            mass = tl.where(total > 0.0, top + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
+            tl.store(lse + slot * GROUP + row, mass, mask=row < GROUP)

@@ -4,9 +4,13 @@ Only the first `context_lens` keys of a sequence exist. What lies beyond in its 
 so it is neither scored nor read as a value: NaN there never reaches an output.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
+from twinflow.kernels.gating.reference import sigmoid_gate
+from twinflow.kernels.paged_attention.shared import SharedPrefixes
 from twinflow.kernels.varlen import Span, single_indices, split_batch
 
 
@@ -36,17 +40,36 @@ def paged_attention(
     cu_seqlens: torch.Tensor,
     seq_lens: tuple[int, ...],
     scale: float,
+    gate: torch.Tensor | None = None,
+    shared: SharedPrefixes | None = None,
+    host_contexts: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """Attends each query to the keys of its sequence up to and including itself; keys must be written before.
 
     q (T, H, D), query head h reads kv head h // (H / Hkv); caches (blocks, Hkv, block_tokens, D); block_tables
     (B, max_blocks) int32, -1 = no block; context_lens (B,) int32, readable tokens including this batch's, 0 for padding
     rows; seq_lens: queries per sequence, the last of which sits at position context_len - 1; cu_seqlens (B+1,) int32, the
-    same on the device. Rows without readable keys give 0. Reads context_lens back to the host. Returns (T, H, D) in q.dtype.
+    same on the device. gate (T, H * D): the result is multiplied by its sigmoid. shared: prefixes of the sequences with one
+    query; it changes no result and is not used here. host_contexts: context_lens on the host, where the caller knows them;
+    else they are read back. Rows without readable keys give 0. Returns (T, H, D) in q.dtype.
     """
-    del cu_seqlens
+    del cu_seqlens, shared
+    contexts = context_lens.tolist() if host_contexts is None else host_contexts
+    out = _attend(q, k_cache, v_cache, block_tables, context_lens, contexts, seq_lens, scale)
+    return out if gate is None else sigmoid_gate(out, gate.view(out.shape))
+
+
+def _attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    contexts: Sequence[int],
+    seq_lens: tuple[int, ...],
+    scale: float,
+) -> torch.Tensor:
     split = split_batch(seq_lens)
-    contexts = context_lens.tolist()
     if len(split.single) == len(seq_lens):
         return _one_query(q, k_cache, v_cache, block_tables, context_lens, max(contexts, default=0), scale).to(q.dtype)
     out = torch.zeros_like(q)

@@ -8,6 +8,7 @@ import torch
 
 from twinflow.kernels.paged_attention.decode import attend_one_query
 from twinflow.kernels.paged_attention.prefill import attend_many_queries
+from twinflow.kernels.paged_attention.shared import SharedPrefixes
 
 
 def paged_attention(
@@ -19,6 +20,9 @@ def paged_attention(
     cu_seqlens: torch.Tensor,
     seq_lens: tuple[int, ...],
     scale: float,
+    gate: torch.Tensor | None = None,
+    shared: SharedPrefixes | None = None,
+    host_contexts: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     tokens, heads, dim = q.shape
     if q.stride(2) != 1 or q.stride(1) != dim:
@@ -29,7 +33,7 @@ def paged_attention(
     longest, shortest = max(seq_lens, default=0), min(seq_lens, default=0)
     where = (k_cache, v_cache, block_tables, context_lens, cu_seqlens)
     if 1 in seq_lens:
-        attend_one_query(q, *where, scale, out, all_one=longest == shortest == 1)
+        attend_one_query(q, *where, scale, out, all_one=longest == shortest == 1, gate=gate, shared=shared)
     if longest > 1:
-        attend_many_queries(q, *where, scale, out)
+        attend_many_queries(q, *where, scale, out, gate=gate)
     return out

@@ -1,25 +1,12 @@
-"""Sampling = f(seed, sample index, position): the same request gives the same tokens wherever it runs.
+"""One row at a time with torch operations; each token is waited for."""
 
-Order: penalties and logit_bias → (greedy: argmax) or temperature → top-k → top-p → min-p → inverse CDF at one uniform
-number drawn from a hash of (seed, sample index, position). No generator state exists, so batching, migration and
-recomputation cannot change a draw.
-"""
-
-import hashlib
-import struct
 from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
 from twinflow.contracts.requests import SamplingParams, TokenLogprobs
-
-
-def uniform(seed: int, sample_index: int, position: int) -> float:
-    """A number in [0, 1), 53 bits, from blake2b over the three integers (uint64, little-endian)."""
-    packed = struct.pack("<QQQ", seed & (2**64 - 1), sample_index, position)
-    digest = hashlib.blake2b(packed, digest_size=8, person=b"sample").digest()
-    return (int.from_bytes(digest, "little") >> 11) / float(1 << 53)
+from twinflow.engine.sampling.params import ending_ids, uniform
 
 
 def adjust(
@@ -48,11 +35,6 @@ def adjust(
     if len(generated) < params.min_tokens and banned:
         row = row.index_fill(0, torch.tensor(banned, device=row.device), float("-inf"))
     return row
-
-
-def ending_ids(params: SamplingParams) -> list[int]:
-    """Token ids that end the request: stop ids always, EOS unless ignored."""
-    return sorted({*params.stop_token_ids, *(() if params.ignore_eos else params.eos_token_ids)})
 
 
 def draw(row: torch.Tensor, params: SamplingParams, position: int) -> int:

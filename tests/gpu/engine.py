@@ -1,0 +1,55 @@
+"""A whole engine on one device, driven turn by turn: what the tests of this folder compare."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from twinflow.contracts.hashing import pack_tokens, root_hash
+from twinflow.contracts.requests import GenerateRequest, SamplingParams
+from twinflow.contracts.workers import Role
+from twinflow.engine import base
+from twinflow.engine.base import Mode
+from twinflow.engine.build import build_engine
+from twinflow.engine.config import EngineConfig
+
+TINY = Path(__file__).parents[2] / "models" / "twinflow-tiny"
+
+
+class Driver:
+    """`run` submits requests together and returns their tokens by id."""
+
+    def __init__(self, model: Path, device: str, **config: Any) -> None:
+        values: dict[str, Any] = {"dtype": "float32", "cache_bytes": 512 << 20, "max_running": 16, **config}
+        settings = EngineConfig(
+            model=str(model), worker_id="w", incarnation="1", role=Role.BOTH, device=device, transport="none", **values
+        )
+        self.engine, self.ready = build_engine(settings, lambda event: None, None)
+
+    def run(self, prompts: Iterable[list[int]], tokens: int, **sampling: Any) -> list[list[int]]:
+        params = SamplingParams(**{"max_tokens": tokens, "seed": 1, "temperature": 0.0, "ignore_eos": True, **sampling})
+        root = root_hash(self.ready.fingerprint)
+        requests = [GenerateRequest(f"r{i}", pack_tokens(p), params, root) for i, p in enumerate(prompts)]
+        made: dict[str, list[int]] = {r.id: [] for r in requests}
+        report = self.engine.turn([base.Submit(r, Mode.LOCAL) for r in requests])
+        open_ = set(made)
+        while True:
+            for notice in report.notices if report else ():
+                match notice:
+                    case base.Generated(id, samples):
+                        made[id] += [s.token_id for s in samples]
+                    case base.Done():
+                        assert not notice.error_message, notice.error_message
+                        open_.discard(notice.id)
+            if not open_:
+                return [made[r.id] for r in requests]
+            report = self.engine.turn([])
+
+    def flush(self) -> None:
+        self.engine.turn([base.Flush()])
+
+    def check(self) -> None:
+        """Quiet, and nothing is held."""
+        while self.engine.busy:
+            self.engine.turn([])
+        self.engine.cache.check_integrity()
+        assert all(c.held == c.doomed == 0 for c in self.engine.cache.counts().values())

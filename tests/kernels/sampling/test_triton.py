@@ -1,0 +1,114 @@
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.kernels.sampling.cases import BITS, FREE, GREEDY, Row, on, random_row, tables_of
+from twinflow.contracts.requests import SamplingParams
+from twinflow.kernels.sampling import reference
+from twinflow.kernels.sampling.tables import BROKEN, NOTHING_LEFT, OK
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+from twinflow.kernels.sampling import threshold  # noqa: E402
+from twinflow.kernels.sampling import triton as fast  # noqa: E402
+
+
+def noise(n: int, vocab: int, spread: float, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def both(logits: torch.Tensor, rows: list[Row], device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens and outcomes of the kernel, of the reference); the histories afterwards are compared here."""
+    tables, steps, needs = tables_of(rows, logits.shape[1])
+    moved = on(device, tables)
+    got = fast.sample_tokens(logits.to(device), moved, steps.to(device), needs).cpu()
+    expected = reference.sample_tokens(logits, tables, steps, needs)
+    assert moved.histories.cpu().equal(tables.histories)
+    return got, expected
+
+
+@pytest.mark.parametrize(
+    ("vocab", "spread", "dtype"),
+    [(2, 1.0, torch.float32), (17, 3.0, torch.bfloat16), (1000, 1.0, torch.float16), (4999, 4.0, torch.float32)],
+    ids=str,
+)
+def test_every_option_equals_the_reference(vocab: int, spread: float, dtype: torch.dtype, device: str) -> None:
+    choose = random.Random(vocab)
+    rows = [random_row(vocab, choose) for _ in range(12)]
+    got, expected = both(noise(12, vocab, spread).to(dtype), rows, device)
+    assert got.equal(expected)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5], ids=["equal logits", "few distinct logits"])
+def test_ties(spread: float, device: str) -> None:
+    filters = [{"top_k": 7}, {"top_p": 0.5}, {"top_k": 900, "top_p": 0.3}, {"top_k": 30, "top_p": 0.9, "min_p": 0.9}]
+    rows = [Row(replace(FREE, **f), bits) for f in filters for bits in (0, BITS // 3, BITS - 1)]  # type: ignore[arg-type]
+    got, expected = both(noise(12, 1201, spread).round(), rows, device)
+    assert got.equal(expected)
+
+
+def test_keys_that_do_not_fit_are_read_from_the_row(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threshold, "_ROOM", 16)
+    filters = [{"top_k": 300}, {"top_p": 0.8}, {"top_k": 700, "top_p": 0.6}, {"top_k": 3, "top_p": 0.9}]
+    rows = [Row(replace(FREE, **f), BITS // 2) for f in filters]  # type: ignore[arg-type]
+    got, expected = both(noise(4, 1500, 1.0), rows, device)
+    assert got.equal(expected)
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"temperature": 0.0}, {"top_k": 40, "top_p": 0.9}], ids=["free", "greedy", "filters"]
+)
+def test_a_row_does_not_depend_on_its_neighbours(change: dict[str, float], device: str) -> None:
+    """One row is split over more programs than one of many."""
+    logits = noise(33, 5000, 2.0)
+    rows = [Row(replace(FREE, **change), i * (BITS // 33)) for i in range(33)]  # type: ignore[arg-type]
+    rows[1::2] = [random_row(5000, random.Random(i)) for i in range(16)]
+    together, _ = both(logits, rows, device)
+    for i in (0, 16, 32):
+        alone, expected = both(logits[i : i + 1], [rows[i]], device)
+        assert alone[:, 0].equal(together[:, i]) and alone.equal(expected)
+
+
+@pytest.mark.parametrize("params", [GREEDY, FREE, replace(FREE, top_k=2, top_p=0.5)], ids=["greedy", "free", "filters"])
+def test_a_broken_row_fails_alone(params: SamplingParams, device: str) -> None:
+    logits = noise(5, 300, 1.0)
+    logits[0, 299], logits[1, 0], logits[2, :] = float("nan"), float("inf"), -float("inf")
+    logits[3, 1:] = -float("inf")
+    got, expected = both(logits, [Row(params, BITS // 2)] * 5, device)
+    assert got.equal(expected) and got[1].tolist() == [BROKEN, BROKEN, NOTHING_LEFT, OK, OK]
+
+
+def test_rows_of_a_wider_tensor_and_none_at_all(device: str) -> None:
+    wide = noise(4, 400, 3.0)
+    rows = [Row(replace(FREE, top_p=0.9), BITS // 5 * i) for i in range(4)]
+    tables, steps, needs = tables_of(rows, 310)
+    moved = on(device, tables)
+    got = fast.sample_tokens(wide.to(device)[:, 50:360], moved, steps.to(device), needs).cpu()
+    assert got.equal(reference.sample_tokens(wide[:, 50:360], tables, steps, needs))
+    none = fast.sample_tokens(wide[:0, :310].to(device), moved, steps[:, :0].to(device), needs)
+    assert none.shape == (2, 0)
+
+
+@pytest.mark.parametrize("top", [0, 1, 20], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_logprobs(top: int, dtype: torch.dtype, device: str) -> None:
+    logits = noise(5, 4500, 3.0).to(dtype)  # bf16: many equal ones
+    logits[3] = 0.0
+    logits[4, 7:] = -float("inf")
+    picks, tokens = torch.tensor([4, 0, 3]), torch.tensor([4499, 1, 2, 3, 5])
+    expected_values, expected_ids = reference.token_logprobs(logits, picks, tokens, top)
+    values, ids = fast.token_logprobs(logits.to(device), picks.to(device), tokens.to(device), top)
+    assert ids.cpu().equal(expected_ids)
+    torch.testing.assert_close(values.cpu(), expected_values, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spread", [0.3, 1.0, 3.0, 8.0], ids=str)
+def test_a_real_vocabulary(spread: float) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no accelerator")
+    choose = random.Random(int(spread * 10))
+    rows = [random_row(151_936, choose) for _ in range(64)]
+    got, expected = both(noise(64, 151_936, spread), rows, "cuda")
+    assert int((got != expected).any(0).sum()) <= 1  # fp32 against fp64 exponentials: equal but in vanishing cases

@@ -1,0 +1,111 @@
+"""The running sequences and the steps in flight: plans the next step, launches it, lands the oldest one.
+
+    launch k+1 ─▶ land k ─▶ (commands, admission) ─▶ launch k+2 ─▶ land k+1 …        two in flight, on a GPU
+
+A sequence may end while a step that feeds it is in flight. It then takes part in no further one, and what it holds is given
+back when that step has landed: until then its memory is written to, and its slot is ahead of its cursor.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import torch
+
+from twinflow.engine.batch import Part
+from twinflow.engine.config import EngineConfig
+from twinflow.engine.runner import Flight, Runner
+from twinflow.engine.sampling import Drawn
+from twinflow.engine.schedule import SequenceView, plan_step
+from twinflow.engine.sequence import Sequence
+
+
+class StepFailed(Exception):
+    """A step ended with `__cause__`; what it fed to `sequences` is lost. `fatal`: no further step can work either."""
+
+    def __init__(self, sequences: Seq[Sequence], cause: Exception) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.sequences = sequences
+        self.fatal = isinstance(cause, torch.AcceleratorError)
+
+
+class Steps:
+    """Owned by the engine's loop. `running` is in order of arrival."""
+
+    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+        self.running: dict[str, Sequence] = {}
+        self._runner = runner
+        self._config = config
+        self._flights: deque[Flight] = deque()
+        self._leaving: list[tuple[Sequence, Callable[[], None]]] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def occupied_rows(self) -> int:
+        return len(self.running) + len(self._leaving)
+
+    def enter(self, sequence: Sequence) -> None:
+        """The sequence has all that it needs and is fed from now on."""
+        self._runner.enter(sequence)
+        self.running[sequence.id] = sequence
+
+    def leave(self, sequence: Sequence, release: Callable[[], None]) -> None:
+        """No further step takes it (it need not have been in any). `release` is called once no step in flight has it."""
+        if self.running.get(sequence.id) is sequence:
+            del self.running[sequence.id]
+        if sequence.flights:
+            self._leaving.append((sequence, release))
+        else:
+            self._runner.leave(sequence)
+            release()
+
+    def grow(self, sequence: Sequence, had_blocks: int) -> None:
+        """The sequence's holding has grown from `had_blocks`."""
+        self._runner.tables.extend(sequence, had_blocks)
+
+    def launch(self) -> bool:
+        """Launches the next step, if any sequence can be fed. Raises StepFailed."""
+        ready = [s for s in self.running.values() if s.can_feed]
+        if not ready:
+            return False
+        views = [SequenceView(s.id, s.fed_tokens, s.known_tokens, s.cut) for s in ready]
+        plan = plan_step(views, self._config.step_tokens, self._config.chunk_tokens)
+        parts = [Part.next_of(self.running[c.id], c.tokens) for c in plan]
+        try:
+            self._flights.append(self._runner.launch(parts))
+        except Exception as error:  # the edge of the loop: the step's requests end, the worker serves on
+            raise StepFailed([p.sequence for p in parts], error) from error
+        return True
+
+    def must_land(self, launched: bool) -> bool:
+        """Whether the oldest step is to be waited for now: as many as may be are in flight, or nothing can be launched
+        before it has landed."""
+        return self.in_flight >= self._config.flights or (not launched and self.in_flight > 0)
+
+    def land(self) -> tuple[list[Sequence], list[tuple[Sequence, Drawn]]]:
+        """Waits for the oldest step. Returns the sequences, still running, that it fed, and what it drew for them. Raises
+        StepFailed."""
+        flight = self._flights.popleft()
+        parts = flight.plan.parts
+        try:
+            drawn = self._runner.land(flight)
+        except Exception as error:
+            raise StepFailed([p.sequence for p in parts if self._runs(p.sequence)], error) from error
+        finally:
+            self._let_go()
+        fed = [p.sequence for p in parts if self._runs(p.sequence)]
+        return fed, [(s, one) for s, one in drawn if self._runs(s)]
+
+    def _runs(self, sequence: Sequence) -> bool:
+        return self.running.get(sequence.id) is sequence
+
+    def _let_go(self) -> None:
+        if self._leaving:
+            landed = [pair for pair in self._leaving if not pair[0].flights]
+            self._leaving = [pair for pair in self._leaving if pair[0].flights]
+            for sequence, release in landed:
+                self._runner.leave(sequence)
+                release()

@@ -1,0 +1,154 @@
+"""Which blocks several sequences of a batch hold, found on the host from their block tables.
+
+Sequences with a common prefix hold the same first blocks. Such a run of blocks with the rows that hold it is a *prefix*;
+prefixes nest (a system prompt that all share, documents that some share). A decode kernel then reads each prefix once for
+all its rows (`prefix.py`), and for each row by itself only what follows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+MOST_PREFIXES = 32
+DEPTH = 4  # prefixes of one row, one behind the other
+LEAST_BLOCKS = 4  # a shorter common run costs more in partial results than reading it again
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Prefixes of the B rows of a block table, int32, on one device. Sizes depend on B alone, so that a captured CUDA graph
+    stays valid when `copy_` changes what is in them. Views of one `buffer`.
+
+    order (B,): rows sorted so that those of a prefix stand side by side · places (B,): where in `order` a row stands ·
+    own_starts (B,): tokens of each row that its prefixes cover · members (B, DEPTH): which prefixes a row belongs to, -1 =
+    none · prefixes (MOST_PREFIXES, 4): from and up to which place in `order`, from and up to which block of their tables;
+    zeros where there is none.
+    """
+
+    buffer: torch.Tensor
+    order: torch.Tensor
+    places: torch.Tensor
+    own_starts: torch.Tensor
+    members: torch.Tensor
+    prefixes: torch.Tensor
+
+    @classmethod
+    def none(cls, rows: int, device: torch.device | str = "cpu") -> "SharedPrefixes":
+        """For `rows` rows that share nothing."""
+        sizes = [rows, rows, rows, rows * DEPTH, MOST_PREFIXES * 4]
+        buffer = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        order, places, own_starts, members, prefixes = buffer.split(sizes)
+        order.copy_(torch.arange(rows, dtype=torch.int32))
+        places.copy_(order)
+        members.fill_(-1)
+        return cls(buffer, order, places, own_starts, members.view(rows, DEPTH), prefixes.view(MOST_PREFIXES, 4))
+
+    def copy_(self, other: "SharedPrefixes") -> None:
+        """Takes over `other`, of as many rows, also from another device; one copy, in stream order."""
+        self.buffer.copy_(other.buffer, non_blocking=True)
+
+    def to(self, device: torch.device | str) -> "SharedPrefixes":
+        moved = SharedPrefixes.none(len(self.order), device)
+        moved.copy_(self)
+        return moved
+
+
+def group_prefixes(block_tables: np.ndarray, context_lens: np.ndarray, block_tokens: int) -> SharedPrefixes | None:
+    """The prefixes of rows with one query each, on the host; None where nothing worth it is shared.
+
+    block_tables (B, blocks) int32, -1 = no block; context_lens (B,): tokens of each row, 0 = leave this row out (padding,
+    a chunk of a prompt). A row's last token and its block are always its own. The result holds as long as the rows stay
+    the same and contexts only grow. Of more than `MOST_PREFIXES` prefixes those that save the most reads are kept, and at
+    most `DEPTH` of one row.
+    """
+    full_blocks = np.maximum(np.asarray(context_lens) - 1, 0) // block_tokens
+    order, common = _sorted_rows(block_tables, full_blocks)
+    runs = _runs(common)
+    if len(runs) > MOST_PREFIXES:
+        runs = sorted(runs, key=lambda run: run.saved_blocks)[-MOST_PREFIXES:]
+    prefixes = _nested(runs)
+    if not prefixes:
+        return None
+    rest = np.setdiff1d(np.arange(len(block_tables)), order, assume_unique=True)
+    return _filled(np.concatenate([order, rest]), prefixes, block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Sorted rows start..end-1 hold the same first `blocks` blocks."""
+
+    start: int
+    end: int
+    blocks: int
+
+    @property
+    def saved_blocks(self) -> int:
+        return (self.end - self.start - 1) * self.blocks
+
+
+def _sorted_rows(block_tables: np.ndarray, full_blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that may share, in lexicographic order of their full blocks, and how many blocks each has in common with the
+    next (one fewer)."""
+    rows = np.flatnonzero(full_blocks >= LEAST_BLOCKS)
+    _, which, count = np.unique(block_tables[rows, 0], return_inverse=True, return_counts=True)
+    rows = rows[count[which] > 1]
+    if len(rows) == 0:
+        return rows, np.zeros(0, dtype=np.int64)
+    full = full_blocks[rows]
+    width = int(full.max())
+    # Sorted as bytes, most significant first. What a row holds beyond its full blocks only breaks ties.
+    keys = np.ascontiguousarray(block_tables[rows, :width].astype(">i4")).view(f"V{4 * width}").ravel()
+    by_key = np.argsort(keys, kind="stable")
+    rows, full = rows[by_key], full[by_key]
+    tables = block_tables[rows, :width]
+    differ = tables[1:] != tables[:-1]
+    common = np.where(differ.any(1), differ.argmax(1), width)
+    return rows, np.minimum(common, np.minimum(full[1:], full[:-1]))
+
+
+def _runs(common: np.ndarray) -> list[_Run]:
+    """All runs of rows with at least `LEAST_BLOCKS` blocks in common, an outer one behind those inside it."""
+    common = np.where(common < LEAST_BLOCKS, 0, common)
+    padded = np.concatenate([[0], common, [0]])
+    changes = np.flatnonzero(padded[1:] != padded[:-1])  # runs begin and end only there
+    runs: list[_Run] = []
+    open_runs: list[tuple[int, int]] = []  # (start, blocks), ever deeper
+    for place, blocks in zip(changes.tolist(), padded[changes + 1].tolist(), strict=True):
+        start = place
+        while open_runs and open_runs[-1][1] > blocks:
+            start, depth = open_runs.pop()
+            runs.append(_Run(start, place + 1, depth))
+        if blocks > (open_runs[-1][1] if open_runs else 0):
+            open_runs.append((start, blocks))
+    return runs
+
+
+def _nested(runs: list[_Run]) -> list[tuple[int, int, int, int]]:
+    """(start, end, from block, up to block) of the prefixes to read once: of runs inside each other, an inner one goes on
+    where the next outer one that is read ends. Outer ones first."""
+    prefixes: list[tuple[int, int, int, int]] = []
+    around: list[tuple[int, int]] = []  # (end, up to block) of the prefixes that contain the run at hand
+    for run in sorted(runs, key=lambda run: (run.start, -run.end)):
+        while around and around[-1][0] <= run.start:
+            around.pop()
+        covered = around[-1][1] if around else 0
+        if len(around) < DEPTH and run.blocks - covered >= LEAST_BLOCKS:
+            prefixes.append((run.start, run.end, covered, run.blocks))
+            around.append((run.end, run.blocks))
+    return prefixes
+
+
+def _filled(order: np.ndarray, prefixes: list[tuple[int, int, int, int]], block_tokens: int) -> SharedPrefixes:
+    result = SharedPrefixes.none(len(order))
+    result.order.numpy()[:] = order
+    result.places.numpy()[order] = np.arange(len(order))
+    own_starts, members = result.own_starts.numpy(), result.members.numpy()
+    depth = np.zeros(len(order), dtype=np.int64)
+    for i, (start, end, _, blocks) in enumerate(prefixes):
+        rows = order[start:end]
+        members[rows, depth[rows]] = i
+        depth[rows] += 1
+        own_starts[rows] = blocks * block_tokens
+    result.prefixes.numpy()[: len(prefixes)] = prefixes
+    return result
