@@ -1,41 +1,49 @@
 """Replays request traces through the real cache, without a model: which share of the prompts' tokens need no computing?
 
-    python -m benchmarks.cache_replay TRACE... [--gib 32 128 512 ...] [--limit N]
+    python -m benchmarks.cache_replay TRACE... [--gib 32 128 512 ...] [--json out.json]
+    python -m benchmarks.cache_replay TRACE... --quick
 
 Bytes are those of Qwen3.5-4B: 32,768 of KV per token, 51,511,296 per state. Blocks are as coarse as the trace's own, 512
-tokens, since nothing finer can be shared in it. One request at a time: reserve, feed to each position of the checkpoint
-plan, store, donate. Compared, at each capacity (columns are per cent of all prompt tokens):
+tokens, since nothing finer can be shared in it. Each trace runs twice (`replay_server.py`): one request at a time, and with
+requests that overlap and hold their memory for as long as they would. Compared, at each capacity (columns are per cent of
+all prompt tokens):
 
     ours      elastic boundary, eviction by worth, states at boundaries, junctions, intervals and ends
     lru       the same states, least recently used goes first
     prompt    one state per prompt, at its last block boundary; otherwise as ours
     min       as ours, but a hit is the minimum over the groups' own hits, and counts if the state is there
-    today     fixed split (a quarter of the bytes for states), LRU, states at the boundary and the end
-    fixed     as ours with the best of three fixed splits (1/10, 1/4, 1/2 of the bytes for states)
-    live      as ours if the memory of running requests could be moved, too
+    fixed S   as ours with a fixed split, S of the bytes for states
+    unified   as ours if the boundary could pass through the memory of running requests (`unified_memory.py`)
     ceiling   a cache that forgets nothing and can resume anywhere
+
+The first 3,000 requests of the conversation trace, on which the constants of eviction were chosen, are a row of their own.
 """
 
 import argparse
+import functools
+import json
+import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.traces import TRACE_BLOCK_TOKENS, Request, load
+from benchmarks.replay_server import Outcome, Server
+from benchmarks.traces import TRACE_BLOCK_TOKENS, Ceiling, Request, Service, ceiling, load
+from benchmarks.unified_memory import unify
 from twinflow.cache.arena import ArenaGeometry
-from twinflow.cache.base import BlockId, SlotId
-from twinflow.cache.checkpoints import CheckpointKind, checkpoint_positions, default_interval_tokens
+from twinflow.cache.checkpoints import CheckpointKind, default_interval_tokens
 from twinflow.cache.hybrid import HybridCache
-from twinflow.cache.pool import UnitState
 from twinflow.cache.worth import Recency, Worth
 from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
-from twinflow.contracts.hashing import TokenChain, root_hash
 
 GIB = 1 << 30
-ROOT = root_hash("replay")
-SLOT_FLOOR = 2
+MAX_RUNNING, CHECKPOINT_SLOTS = 32, 16
 SHARES = (0.1, 0.25, 0.5)
+TUNED_ON = {"mooncake_conversation_trace": 3_000}  # the constants of eviction were chosen on its first requests
+MODES = {"one at a time": Service(hold=0.0), "overlapping": Service(), "busy": Service(hold=4.0)}
+QUICK_REQUESTS, QUICK_GIB = 400, (8, 32)
 
 
 def qwen35_4b(block_tokens: int = TRACE_BLOCK_TOKENS) -> CacheLayout:
@@ -66,151 +74,188 @@ class Variant:
     prepare: Callable[[HybridCache], None] | None = None
 
 
-@dataclass
-class Saved:
-    tokens: int = 0
-    minimum_tokens: int = 0
-    seconds: float = 0.0
+FIXED = tuple(f"fixed {share:g}" for share in SHARES)
+VARIANTS = {
+    "ours": Variant(),
+    "lru": Variant(Recency),
+    "prompt": Variant(kinds=frozenset({CheckpointKind.BOUNDARY})),
+    **{name: Variant(state_share=share) for name, share in zip(FIXED, SHARES, strict=True)},
+    "unified": Variant(prepare=unify),
+}
+RIVALS = ("lru", "prompt", "min")
 
 
 def geometry(layout: CacheLayout, size: int, share: float | None) -> ArenaGeometry:
+    """As a worker's, or split for good."""
     if share is None:
-        return ArenaGeometry.split(layout, size, SLOT_FLOOR, block_floor=max(1, size // 4 // layout.block_bytes))
+        return ArenaGeometry.split(layout, size, MAX_RUNNING + CHECKPOINT_SLOTS)
     slots = max(1, int(size * share) // layout.slot_bytes)
     return ArenaGeometry(
         size, layout.block_bytes, layout.slot_bytes, (size - slots * layout.slot_bytes) // layout.block_bytes, slots
     )
 
 
-def replay(layout: CacheLayout, requests: Sequence[Request], size: int, variant: Variant) -> Saved:
+def replay(layout: CacheLayout, requests: Sequence[Request], size: int, variant: Variant, service: Service) -> Outcome:
     cache = HybridCache(layout, geometry(layout, size, variant.state_share), NoCopies(), variant.policy)
     if variant.prepare is not None:
         variant.prepare(cache)
     interval = default_interval_tokens(layout)
-    saved, started = Saved(), time.perf_counter()
-    for request in requests:
-        serve(cache, request, variant, interval, saved)
-    saved.seconds = time.perf_counter() - started
+    server = Server(cache, layout.block_tokens, interval, service, MAX_RUNNING, variant.kinds)
+    outcome = server.run(requests)
     cache.check_integrity()
-    return saved
+    assert all(c.held == c.doomed == 0 for c in cache.counts().values()), f"still held at the end: {cache.counts()}"
+    return outcome
 
 
-def serve(cache: HybridCache, request: Request, variant: Variant, interval: int, saved: Saved) -> None:
-    chain = TokenChain(ROOT, cache.layout.block_tokens, request.prompt)
-    total = len(chain) + len(request.reply) // 4
-    if total > cache.max_request_tokens():
-        return
-    match = cache.match(chain)
-    deepest = match.checkpoints[-1] if match.checkpoints else 0
-    minimum = min(match.attention_tokens, deepest, len(chain) - 1)
-    saved.minimum_tokens += minimum if minimum in match.checkpoints else 0
-    holding = cache.reserve(chain, total)
-    assert holding is not None, "an idle cache refused a request that fits"
-    saved.tokens += holding.resumed_tokens
-    cuts = checkpoint_positions(
-        holding.resumed_tokens, holding.written_tokens, len(chain), chain.block_tokens, interval
-    )
-    for at, kind in cuts.items():
-        if kind in variant.kinds:
-            cache.advance(holding, at - holding.position)
-            cache.commit(holding)
-            cache.checkpoint(holding, kind)
-    cache.advance(holding, len(chain) - holding.position)
-    if request.reply:
-        chain.append(memoryview(request.reply).cast("I")[:-1].tolist())  # the last token of a reply is not fed
-        cache.advance(holding, len(chain) - holding.position)
-    cache.commit(holding)
-    cache.release(holding, donate=CheckpointKind.END in variant.kinds)
-    cache.end_step(cache.begin_step())
-    cache.drain_events()
+@dataclass(frozen=True)
+class Run:
+    """One replay of one trace: what a process of the pool does."""
+
+    trace: Path
+    limit: int | None
+    mode: str
+    gib: int
+    variant: str
+
+    def __call__(self) -> Outcome:
+        requests = load_once(self.trace, self.limit)
+        return replay(qwen35_4b(), requests, self.gib * GIB, VARIANTS[self.variant], MODES[self.mode])
 
 
-def ceiling_tokens(requests: Sequence[Request], block_tokens: int) -> int:
-    """Longest prefix in whole blocks that any earlier prompt (with its reply, up to its end) had too."""
-    seen: set[bytes] = set()
-    total = 0
-    for request in requests:
-        chain = TokenChain(ROOT, block_tokens, request.prompt)
-        blocks = 0
-        while blocks < (len(chain) - 1) // block_tokens and chain.block_hashes[blocks] in seen:
-            blocks += 1
-        total += blocks * block_tokens
-        chain.append(memoryview(request.reply).cast("I").tolist())
-        seen.update(chain.block_hashes)
-    return total
+load_once = functools.lru_cache(maxsize=1)(load)
 
 
-PROMPT_END = frozenset({CheckpointKind.BOUNDARY})
-VARIANTS = {
-    "ours": Variant(),
-    "lru": Variant(Recency),
-    "prompt": Variant(kinds=PROMPT_END),
-    "today": Variant(Recency, frozenset({CheckpointKind.BOUNDARY, CheckpointKind.END}), 0.25),
-    "live": Variant(prepare=lambda cache: moves_live_memory(cache)),
-    **{f"fixed {share:g}": Variant(state_share=share) for share in SHARES},
-}
+def call(run: Run) -> Outcome:
+    return run()
 
 
-def moves_live_memory(cache: HybridCache) -> None:
-    """The boundary passes through what running requests hold (which no kernel reads here): what could that still add?"""
-    blocks, slots, tree, room, mover = cache._blocks, cache._slots, cache._tree, cache._room, cache._mover
-    move_block, move_slot = mover.move_block, mover.move_slot
+def runs_of(traces: Sequence[Path], limit: int | None, modes: Sequence[str], sizes: Sequence[int]) -> list[Run]:
+    """The boundary is compared where requests overlap: there alone much is held, and only where space is short."""
+    return [
+        Run(trace, limit, mode, gib, variant)
+        for trace in traces
+        for mode in modes
+        for gib in sizes
+        for variant in VARIANTS
+        if variant in ("ours", "lru", "prompt") or (mode == "overlapping" and gib < max(sizes))
+    ]
 
-    def any_block(source: BlockId) -> None:
-        if not blocks.refs[source]:
-            return move_block(source)
-        (target,) = blocks.take(1)
-        if source in tree.block_nodes:
-            tree.rehome_block(source, target)
-        for live in cache._live.values():
-            live.holding.blocks[:] = [target if b == source else b for b in live.holding.blocks]
-        blocks.unref(source, blocks.used[source], retire=False)
 
-    def any_slot(source: SlotId) -> None:
-        if not slots.refs[source]:
-            return move_slot(source)
-        (target,) = slots.take(1)
-        for live in cache._live.values():
-            if live.holding.slot == source:
-                live.holding.slot = target
-        slots.unref(source, slots.used[source], retire=False)
+@dataclass(frozen=True)
+class Point:
+    """A row of the table: per cent of the prompt tokens of `part` that needed no computing, by column.
 
-    mover.move_block, mover.move_slot = any_block, any_slot  # type: ignore[method-assign]
+    `tuned`: the constants of eviction were chosen on these requests. `holds`: the capacity is at least the KV of all of the
+    trace's distinct prefixes."""
 
-    def block_ready(block: BlockId, off_stream: bool) -> bool:
-        node = tree.block_nodes.get(block)
-        whole = node is None or not tree.is_partial(node)
-        mine = any(block in live.holding.blocks for live in cache._live.values())
-        return not blocks.refs[block] or (blocks.refs[block] == 1 and whole and mine)
+    part: str
+    tuned: bool
+    mode: str
+    gib: int
+    holds: bool
+    ceiling: float
+    shares: dict[str, float]
 
-    def slot_ready(slot: SlotId, off_stream: bool) -> bool:
-        mine = any(slot == live.holding.slot for live in cache._live.values())
-        return not slots.refs[slot] or (mine and slot not in tree.slot_homes)
 
-    room._block_ready, room._slot_ready = block_ready, slot_ready  # type: ignore[method-assign]
-    room._must_move = lambda pool, unit: pool.state[unit] is not UnitState.FREE  # type: ignore[method-assign]
+def parts_of(trace: Path, requests: int) -> Iterator[tuple[str, bool, slice]]:
+    name, cut = trace.stem, TUNED_ON.get(trace.stem, 0)
+    short = name.removeprefix("mooncake_").removesuffix("_trace").split("_")[0]
+    if 0 < cut < requests:
+        yield f"{short} 1–{cut:,}", True, slice(0, cut)
+        yield f"{short} {cut + 1:,}–{requests:,}", False, slice(cut, requests)
+    else:
+        yield short, cut > 0, slice(0, requests)
+
+
+def points_of(
+    trace: Path, requests: Sequence[Request], ceiling: Ceiling, outcomes: dict[Run, Outcome]
+) -> Iterator[Point]:
+    needs = ceiling.distinct_tokens * 32_768
+    for part, tuned, where in parts_of(trace, len(requests)):
+        percent = 100 / sum(r.prompt_tokens for r in requests[where])
+        for mode, gib in dict.fromkeys((run.mode, run.gib) for run in outcomes if run.trace == trace):
+            here = {r.variant: o for r, o in outcomes.items() if (r.trace, r.mode, r.gib) == (trace, mode, gib)}
+            shares = {name: percent * sum(o.resumed[where]) for name, o in here.items()}
+            shares["min"] = percent * sum(here["ours"].minimum[where])
+            most = percent * sum(ceiling.tokens[where])
+            yield Point(part, tuned, mode, gib, gib * GIB >= needs, most, shares)
+
+
+COLUMNS = ("ours", "lru", "prompt", "min", *FIXED, "unified")
+
+
+def table(points: Sequence[Point]) -> str:
+    """Markdown."""
+    lines = ["| requests | mode | GiB | " + " | ".join(COLUMNS) + " | ceiling |", "|---" * (4 + len(COLUMNS)) + "|"]
+    for p in points:
+        cells = [f"{p.shares[name]:.2f}" if name in p.shares else "" for name in COLUMNS]
+        lines.append(f"| {p.part} | {p.mode} | {p.gib:,} | " + " | ".join(cells) + f" | {p.ceiling:.2f} |")
+    return "\n".join(lines)
+
+
+def verdicts(points: Sequence[Point]) -> Iterator[str]:
+    """What the requirements ask, in tokens saved relative to the other's (a point of less than 0.1 % counts for nothing)."""
+    for label, chosen in (
+        ("held out", [p for p in points if not p.tuned]),
+        ("tuned on", [p for p in points if p.tuned]),
+    ):
+        for name in (*RIVALS, *FIXED, "unified"):
+            gains = [100 * (p.shares["ours"] / p.shares[name] - 1) for p in chosen if p.shares.get(name, 0) > 0.1]
+            if gains:
+                mean = sum(gains) / len(gains)
+                yield f"{label}: ours against {name}: worst {min(gains):+.2f} %, mean {mean:+.2f} % of {len(gains)} points"
+        best = [100 * (max(p.shares[f] for f in FIXED) / p.shares["ours"] - 1) for p in chosen if FIXED[0] in p.shares]
+        if best:
+            yield f"{label}: best fixed split of each point against ours: {min(best):+.2f} % to {max(best):+.2f} %"
+        full = [100 * p.shares["ours"] / p.ceiling for p in chosen if p.holds]
+        if full:
+            yield f"{label}: where the capacity holds everything: at least {min(full):.1f} % of the ceiling"
+
+
+def report(traces: Sequence[Path], limit: int | None, outcomes: dict[Run, Outcome]) -> list[Point]:
+    points: list[Point] = []
+    for trace in traces:
+        requests = load(trace, limit)
+        most = ceiling(requests)
+        tokens = sum(r.prompt_tokens for r in requests)
+        print(
+            f"{trace.name}: {len(requests):,} requests, {tokens:,} prompt tokens, block hit ratio without limit "
+            f"{most.block_ratio:.3f}, {most.distinct_tokens * 32_768 / GIB:,.0f} GiB of KV to keep all"
+        )
+        for run, outcome in outcomes.items():
+            if run.trace == trace and run.variant == "ours":
+                print(
+                    f"  {run.mode}, {run.gib} GiB: at most {outcome.most_running} running, "
+                    f"{outcome.running_s / max(1.0, requests[-1].arrival_s):.1f} on average, {outcome.waited} waited, "
+                    f"{outcome.yields} yields, {len(outcome.refused)} refused"
+                )
+        points += points_of(trace, requests, most, outcomes)
+    print("\n" + table(points) + "\n", *verdicts(points), sep="\n")
+    return points
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+", type=Path)
-    parser.add_argument("--gib", nargs="+", type=int, default=[32, 128, 512, 2048])
+    parser.add_argument("--gib", nargs="+", type=int, default=[32, 128, 512, 4096])
+    parser.add_argument("--modes", nargs="+", default=["one at a time", "overlapping"], choices=list(MODES))
     parser.add_argument("--limit", type=int, help="only the first N requests")
-    parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="VARIANT")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests, {QUICK_GIB} GiB")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
+    parser.add_argument("--json", type=Path, help="the points, for cache_picture")
     args = parser.parse_args()
-    layout = qwen35_4b()
-    for path in args.traces:
-        requests = load(path, args.limit)
-        total = sum(r.prompt_tokens for r in requests)
-        ceiling = ceiling_tokens(requests, layout.block_tokens)
-        print(f"\n{path.name}: {len(requests)} requests, {total} prompt tokens, ceiling {100 * ceiling / total:.2f} %")
-        print(f"{'GiB':>6}" + "".join(f"{name:>11}" for name in ["min", *args.only]) + f"{'s':>8}", flush=True)
-        for gib in args.gib:
-            results = {name: replay(layout, requests, gib * GIB, VARIANTS[name]) for name in args.only}
-            shares = [100 * r.tokens / total for r in results.values()]
-            minimum = 100 * results["ours"].minimum_tokens / total if "ours" in results else 0.0
-            seconds = sum(r.seconds for r in results.values())
-            print(f"{gib:6}" + "".join(f"{s:11.2f}" for s in [minimum, *shares]) + f"{seconds:8.0f}", flush=True)
+    limit, sizes = (QUICK_REQUESTS, QUICK_GIB) if args.quick else (args.limit, args.gib)
+    runs = runs_of(args.traces, limit, args.modes, sizes)
+    started = time.perf_counter()
+    if args.jobs == 1:
+        outcomes = {run: run() for run in runs}
+    else:
+        with ProcessPoolExecutor(args.jobs) as pool:
+            outcomes = dict(zip(runs, pool.map(call, runs), strict=True))
+    points = report(args.traces, limit, outcomes)
+    print(f"{len(runs)} replays in {(time.perf_counter() - started) / 60:.1f} min with {args.jobs} processes")
+    if args.json is not None:
+        args.json.write_text(json.dumps([asdict(p) for p in points], indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

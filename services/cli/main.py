@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from services.cli import admin, demo, plan, serve, up
+from services.cli import admin, bench, demo, plan, serve, up
 from services.cli.console import fail
 from twinflow import __version__
 from twinflow.contracts.errors import TwinflowError
@@ -26,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_parser(commands)
     admin.add_parser(commands)
     plan.add_parser(commands)
+    bench.add_parser(commands)
     serve.add_parsers(commands)
     return parser
 

@@ -31,6 +31,7 @@ class Answer:
         self.reason = reason
         self.prefill_worker = ""
         self.prefill_stats: RequestStats | None = None
+        self.faulty_prefill_workers: list[str] = []
         self._worker_id = worker_id
         self._last: Sample | None = None
         self._started_s = time.monotonic()
@@ -115,6 +116,7 @@ def merge_stats(answer: Answer, own: RequestStats, worker_id: str) -> RequestSta
         reason=answer.reason,
         decode_worker=worker_id,
         prefill_worker=answer.prefill_worker,
+        faulty_prefill_workers=tuple(answer.faulty_prefill_workers),
     )
     theirs = answer.prefill_stats
     if theirs is None:

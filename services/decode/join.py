@@ -6,6 +6,7 @@ prefill worker or is computed here. A first token that was forwarded stays; it i
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from services.decode.emit import Answer
@@ -24,8 +25,10 @@ from twinflow.engine.base import (
     PullDone,
     PullFrom,
 )
+from twinflow.node.handshake import CHECKPOINT
 from twinflow.rpc.convert import sample_from_pb, sampling_to_pb, stats_from_pb, tag_from_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
+from twinflow.transfer.base import OfferedState, PeerArena
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +47,17 @@ class Handoff:
         self._session = session
         self._send = send
         self._lease_id = ""
+        self._arena: PeerArena | None = None
+        self._want_checkpoint_at = 0
         self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.first: Sample | None = None  # forwarded to the client
         self._pulled = False
 
-    async def open(self, have_tokens: int, idempotency_id: str, wait_s: float) -> None:
+    async def open(self, have_tokens: int, want_checkpoint_at: int, idempotency_id: str, wait_s: float) -> None:
         """Until the peer has accepted; from then on everything comes by itself. Raises HandoffFailed or what the peer said."""
         r = self._request
+        if CHECKPOINT in self._session.features:
+            self._want_checkpoint_at = want_checkpoint_at
         message = pb.Open(
             id=r.id,
             prompt=r.prompt,
@@ -59,8 +66,9 @@ class Handoff:
             forced=r.forced,
             have_tokens=have_tokens,
             idempotency_id=idempotency_id,
+            want_checkpoint_at=self._want_checkpoint_at,
         )
-        self._session.open(self, message)
+        await self._session.open(self, message, wait_s)
         try:
             await asyncio.wait_for(self._accepted, wait_s)
         except TimeoutError:
@@ -75,6 +83,14 @@ class Handoff:
     def worker_id(self) -> str:
         return self._session.key[0]
 
+    @property
+    def arena(self) -> PeerArena | None:
+        return self._arena
+
+    def refuse(self, why: str) -> None:
+        """Nothing is read from this peer while its session lasts."""
+        self._session.refused = why
+
     def leave(self) -> None:
         """Nothing more is wanted: the peer stops and ends the lease. Idempotent."""
         self._session.leave(self.id, finished=False)
@@ -83,14 +99,14 @@ class Handoff:
         """Every read is DONE: names what was read, to the very lease and session it was read under."""
         if not self._session.live:
             return  # the session's end has already failed this hand-off
-        assert self._session.arena is not None
+        assert self._arena is not None
         self._pulled = True
         message = pb.Pulled(
             id=self.id,
             lease_id=self._lease_id,
-            incarnation=self._session.arena.incarnation,
+            incarnation=self._arena.incarnation,
             session_epoch=self._session.epoch,
-            generation=self._session.generation,
+            generation=self._arena.generation,
             blocks=notice.blocks,
             slots=notice.slots,
         )
@@ -101,10 +117,10 @@ class Handoff:
     def accepted(self, message: pb.Accepted) -> None:
         if self._lease_id or not message.lease_id:
             raise errors.HandoffFailed(f"{self._session} accepted twice or without a lease")
-        assert self._session.arena is not None
-        self._lease_id = message.lease_id
+        self._lease_id, self._arena = message.lease_id, self._session.arena
+        assert self._arena is not None
         self._answer.prefill_worker = self._session.key[0]
-        self._send(PullFrom(self.id, self._session.arena))
+        self._send(PullFrom(self.id, self._arena, self._want_checkpoint_at))
         if not self._accepted.done():
             self._accepted.set_result(None)
 
@@ -137,6 +153,7 @@ class Handoff:
                 slot_checksum=message.slot_checksum,
                 tag=tag_from_pb(message.tag),
                 stats=stats,
+                checkpoint=checkpoint_from_pb(message),
             )
         )
 
@@ -162,11 +179,19 @@ class Handoff:
             raise errors.HandoffFailed(f"{self._session} sent {what} before it accepted")
 
 
+def checkpoint_from_pb(message: pb.Finished) -> OfferedState | None:
+    if not message.HasField("checkpoint"):
+        return None
+    c = message.checkpoint
+    return OfferedState(c.slot, c.checksum, tag_from_pb(c.tag))
+
+
 async def hand_off(
     candidates: Sequence[pb.Candidate],
     peers: Peers,
     begin: Callable[[Session], Handoff],
     have_tokens: int,
+    want_checkpoint_at: int,
     idempotency_id: str,
     wait_s: float,
     not_taken: Callable[[str, TwinflowError], None],
@@ -177,10 +202,16 @@ async def hand_off(
     candidate that did not.
     """
     problems = []
-    for candidate in candidates[:ATTEMPTS]:
+    first, later = deque(candidates[:ATTEMPTS]), deque[pb.Candidate]()
+    while first or later:
+        waits = not first
+        candidate = later.popleft() if waits else first.popleft()
         try:
             session = await peers.get(candidate)
-            await begin(session).open(have_tokens, idempotency_id, wait_s)
+            if not waits and not session.has_room:
+                later.append(candidate)  # whoever takes it at once is better
+                continue
+            await begin(session).open(have_tokens, want_checkpoint_at, idempotency_id, wait_s)
             return ""
         except TwinflowError as e:
             log.warning("prefill worker %s did not take a hand-off: %s", candidate.worker_id, e.message)

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from services.decode.session import Session, SessionKey
-from twinflow.contracts.errors import HandoffFailed
+from twinflow.contracts.errors import HandoffFailed, Incompatible
 from twinflow.node.handshake import Layout
 from twinflow.node.pulse import SessionTimes
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -22,11 +22,19 @@ class _Link:
 
 
 class Peers:
-    """`on_gone` is told the transfer key of every peer whose session is over."""
+    """`on_gone` is told the transfer key of every peer, or older generation of one, that nobody reads from any more."""
 
-    def __init__(self, own: Layout, incarnation: str, times: SessionTimes, on_gone: Callable[[PeerKey], None]) -> None:
+    def __init__(
+        self,
+        own: Layout,
+        incarnation: str,
+        features: Iterable[str],
+        times: SessionTimes,
+        on_gone: Callable[[PeerKey], None],
+    ) -> None:
         self._own = own
         self._incarnation = incarnation
+        self._features = frozenset(features)
         self._times = times
         self._on_gone = on_gone
         self._links: dict[SessionKey, _Link] = {}
@@ -37,24 +45,28 @@ class Peers:
         return [link.session for link in self._links.values()]
 
     async def get(self, candidate: pb.Candidate) -> Session:
-        """A live session, shared by everybody who asks meanwhile. Raises HandoffFailed or Incompatible."""
+        """A live session, shared by everybody who asks meanwhile. Raises HandoffFailed, or Incompatible, also for a peer that
+        is refused as long as its session lasts."""
         if not candidate.addresses:
             raise HandoffFailed(f"prefill worker {candidate.worker_id} was offered without an address")
         key = (candidate.worker_id, candidate.incarnation)
         link = self._links.get(key)
         if link is None:
-            session = Session(key, candidate.addresses[0], self._own, self._incarnation, self._times, self._ended)
+            session = Session(
+                key, candidate.addresses[0], self._own, self._incarnation, self._features, self._times,
+                self._ended, self._on_gone,
+            )  # fmt: skip
             link = self._links[key] = _Link(session, asyncio.create_task(session.connect()))
             link.connecting.add_done_callback(lambda t: t.cancelled() or t.exception())  # nobody may be left to ask
         await asyncio.shield(link.connecting)
+        if link.session.refused:
+            raise Incompatible(link.session.refused)
         return link.session
 
     def _ended(self, session: Session) -> None:
         link = self._links.get(session.key)
         if link is not None and link.session is session:
             del self._links[session.key]
-            if session.arena is not None:
-                self._on_gone(session.arena.key)
 
     async def _close_idle(self) -> None:
         while True:

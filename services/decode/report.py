@@ -5,14 +5,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from services.decode.claim import Kind, decide, needs_match
+from services.decode.claim import Kind, decide, needs_match, wanted_checkpoint
 from services.decode.config import DecodeConfig
 from services.decode.emit import Answer
 from services.decode.join import ATTEMPTS, Handoff, hand_off
 from services.decode.metrics import DecodeMetrics
 from services.decode.peers import Peers
 from services.decode.session import Session
-from twinflow.contracts.errors import BadRequest, TwinflowError
+from twinflow.contracts.errors import BadRequest, Incompatible, NoCapacity, Overloaded, TwinflowError
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import GenerateRequest
 from twinflow.engine.base import (
@@ -31,6 +31,7 @@ from twinflow.engine.base import (
 from twinflow.engine.front import Front
 from twinflow.engine.limits import check_request
 from twinflow.engine.routers import RouterStream
+from twinflow.node.handshake import features
 from twinflow.rpc.convert import request_from_submit
 from twinflow.rpc.v1 import admin_pb2 as admin_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -47,6 +48,7 @@ class Running:
     answer: Answer
     candidates: tuple[pb.Candidate, ...]
     idempotency_id: str
+    local_max_tokens: int  # the router's limit for this request, else this worker's own
     opening: "asyncio.Task[None] | None" = None
     handoff: Handoff | None = None
     lost: list[str] = field(default_factory=list)
@@ -68,7 +70,10 @@ class Requests:
         self._role = config.engine.role
         self._send = front.engine.send
         self._running: dict[str, Running] = {}
-        self.peers = Peers(front.layout, front.incarnation, config.session, lambda key: self._send(PeerGone(key)))
+        offers = features(verify=config.engine.verify == "checksum")
+        self.peers = Peers(
+            front.layout, front.incarnation, offers, config.session, lambda key: self._send(PeerGone(key))
+        )
         self.metrics = DecodeMetrics(front.metrics.registry, lambda: len(self.peers.sessions))
 
     def __len__(self) -> int:
@@ -95,7 +100,9 @@ class Requests:
         request = request_from_submit(message)
         check_request(request, self._front.ready, generates=True)
         answer = Answer(request.id, stream, self._front.worker_id, message.reason)
-        entry = Running(request, answer, tuple(message.candidates), message.idempotency_id)
+        own = self._config.local_max_tokens
+        limit = message.local_max_tokens if message.HasField("local_max_tokens") else own
+        entry = Running(request, answer, tuple(message.candidates), message.idempotency_id, limit)
         self._running[request.id] = entry
         if needs_match(self._role, len(entry.candidates)):
             self._send(Submit(request, Mode.CLAIM))
@@ -175,14 +182,15 @@ class Requests:
     def _decide(self, entry: Running, matched: Matched) -> None:
         if entry.answer.cancelled:
             return
-        decision = decide(self._role, matched, len(entry.eligible), self._config.local_max_tokens)
+        decision = decide(self._role, matched, len(entry.eligible), entry.local_max_tokens)
         log.debug("request %s: %s (%s)", matched.id, decision.kind.value, decision.reason)
         again = f", after {len(entry.lost)} lost hand-offs ({', '.join(entry.lost)})" if entry.lost else ""
         entry.answer.route, entry.answer.reason = decision.kind.value, decision.reason + again
         if decision.kind is Kind.LOCAL:
             self._send(RunLocal(matched.id))
         else:
-            entry.opening = asyncio.create_task(self._open(entry, matched.hold_tokens))
+            want = wanted_checkpoint(matched, self._front.ready.block_tokens, entry.local_max_tokens)
+            entry.opening = asyncio.create_task(self._open(entry, matched.hold_tokens, want))
 
     def _lost(self, entry: Running, notice: HandoffLost) -> None:
         """`Matched` follows. What the client has stays: the first token, if it was forwarded, is never sampled again."""
@@ -192,23 +200,32 @@ class Requests:
         log.warning("request %s: %s", entry.request.id, notice.message)
         self.metrics.lost(handoff.worker_id, notice.reason)
         entry.lost.append(handoff.worker_id)
+        entry.answer.faulty_prefill_workers.append(handoff.worker_id)
+        if notice.reason == Incompatible.reason:
+            handoff.refuse(notice.message)
         if handoff.first is not None:
             forced = entry.request.forced + pack_tokens([handoff.first.token_id])
             entry.request = replace(entry.request, forced=forced)
         self._leave(entry)
         entry.answer.prefill_worker, entry.answer.prefill_stats = "", None
 
-    async def _open(self, entry: Running, have_tokens: int) -> None:
+    async def _open(self, entry: Running, have_tokens: int, want_checkpoint_at: int) -> None:
         """The hand-off, or the prompt computed here when nobody takes it."""
 
         def begin(session: Session) -> Handoff:
             entry.handoff = Handoff(entry.request, entry.answer, session, self._send)
             return entry.handoff
 
+        def not_taken(worker_id: str, error: TwinflowError) -> None:
+            self.metrics.not_taken(worker_id, error)
+            if not isinstance(error, NoCapacity | Overloaded):  # what is only full or draining is in good health
+                entry.answer.faulty_prefill_workers.append(worker_id)
+
         wait_s = self._config.session.open_s
         problem = await hand_off(
-            entry.eligible, self.peers, begin, have_tokens, entry.idempotency_id, wait_s, self.metrics.not_taken
-        )
+            entry.eligible, self.peers, begin, have_tokens, want_checkpoint_at, entry.idempotency_id, wait_s,
+            not_taken,
+        )  # fmt: skip
         entry.opening = None
         if problem:
             entry.handoff = None

@@ -7,20 +7,27 @@ nothing that arrives counts any more.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol
 
 import grpc
 
-from twinflow.contracts.errors import HandoffFailed, Internal, TwinflowError
-from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN, Layout, negotiate, same_layout
+from twinflow.contracts.errors import HandoffFailed, Internal, Overloaded, TwinflowError
+from twinflow.node.handshake import (
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    Layout,
+    negotiate,
+    same_layout,
+    same_verify,
+)
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import Pulse, SessionTimes, describe, listen
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.convert import error_from_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 from twinflow.rpc.v1 import engine_pb2_grpc as pb_grpc
-from twinflow.transfer.base import PeerArena
+from twinflow.transfer.base import PeerArena, PeerKey
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +38,11 @@ class Reader(Protocol):
     """The decode side of one hand-off. Called in the order of arrival, never after `failed` or the session's end."""
 
     id: str
+
+    @property
+    def arena(self) -> PeerArena | None:
+        """What it reads from, once accepted: the peer's arena as of then."""
+        ...
 
     def accepted(self, message: pb.Accepted) -> None: ...
 
@@ -48,23 +60,32 @@ class Reader(Protocol):
 
 
 class Session:
-    """Built by `Peers`, usable after `connect`, over after `end`."""
+    """Built by `Peers`, usable after `connect`, over after `end`.
+
+    `arena` is the peer's, of its newest transfer generation; `on_unused` is told of each older one once no hand-off reads
+    from it any more, and of all when the session ends. `refused` says why nothing is read from this peer.
+    """
 
     def __init__(
-        self, key: SessionKey, address: str, own: Layout, incarnation: str, times: SessionTimes,
-        on_end: Callable[["Session"], None],
+        self, key: SessionKey, address: str, own: Layout, incarnation: str, features: Iterable[str], times: SessionTimes,
+        on_end: Callable[["Session"], None], on_unused: Callable[[PeerKey], None],
     ) -> None:  # fmt: skip
         self.key = key
         self.epoch = secrets.randbits(63) | 1
-        self.generation = 0
         self.arena: PeerArena | None = None
+        self.features: frozenset[str] = frozenset()  # the peer's
         self.live = False
+        self.refused = ""
         self.idle_since_s = asyncio.get_running_loop().time()
         self._address = address
         self._own = own
         self._incarnation = incarnation
+        self._features = frozenset(features)
         self._times = times
         self._on_end = on_end
+        self._on_unused = on_unused
+        self._older: set[PeerKey] = set()
+        self._credits: asyncio.Semaphore | None = None
         self._readers: dict[str, Reader] = {}
         self._outbox: Outbox[pb.HandoffRequest] = Outbox()
         self._task: asyncio.Task[None] | None = None
@@ -83,9 +104,23 @@ class Session:
             self.end("")
             raise HandoffFailed(f"{self} gave no hello within {self._times.hello_s:g} s") from None
 
-    def open(self, reader: Reader, message: pb.Open) -> None:
-        """Starts a hand-off. Raises HandoffFailed if the session is over."""
+    @property
+    def has_room(self) -> bool:
+        """Whether a hand-off could be opened without waiting for another one to end."""
+        return self._credits is None or not self._credits.locked()
+
+    async def open(self, reader: Reader, message: pb.Open, wait_s: float) -> None:
+        """Starts a hand-off, once the peer's credits allow one more; in order of arrival. Raises Overloaded if they do not
+        within `wait_s`, HandoffFailed if the session is over."""
+        if self._credits is not None:
+            try:
+                await asyncio.wait_for(self._credits.acquire(), wait_s)
+            except TimeoutError:
+                raise Overloaded(
+                    f"{self} lets this worker have {len(self._readers)} hand-offs open, and none ended within {wait_s:g} s"
+                ) from None
         if not self.live:
+            self._give_back()
             raise HandoffFailed(f"the session to {self} is over")
         self._readers[reader.id] = reader
         self._outbox.put(pb.HandoffRequest(open=message))
@@ -102,7 +137,11 @@ class Session:
     def forget(self, request_id: str) -> bool:
         """The peer has ended it already; False if it was not known."""
         self.idle_since_s = asyncio.get_running_loop().time()
-        return self._readers.pop(request_id, None) is not None
+        known = self._readers.pop(request_id, None) is not None
+        if known:
+            self._give_back()
+            self._drop_unused()
+        return known
 
     def end(self, why: str) -> None:
         """Ends the stream; every hand-off in it fails with `why`. Idempotent."""
@@ -148,6 +187,7 @@ class Session:
             protocol_max=PROTOCOL_MAX,
             fingerprint=self._own.fingerprint,
             layout=self._own.description,
+            features=sorted(self._features),
         )
 
     def _greeted(self, reply: pb.HandoffReply) -> None:
@@ -165,13 +205,19 @@ class Session:
             raise HandoffFailed(f"{self} echoed epoch {hello.session_epoch} instead of {self.epoch}")
         negotiate(str(self), hello.protocol_min, hello.protocol_max)
         same_layout(self._own, Layout(hello.worker_id, hello.fingerprint, hello.layout))
-        self.generation, self.arena, self.live = hello.generation, arena_of(hello), True
+        same_verify(str(self), self._features, hello.features)
+        self.features = frozenset(hello.features)
+        self._credits = asyncio.Semaphore(hello.credits) if hello.credits else None
+        self.arena, self.live = arena_of(self.key, hello.generation, hello.ranks), True
 
     def _handle(self, reply: pb.HandoffReply) -> None:
         kind = reply.WhichOneof("message")
         if kind in ("heartbeat", None) or not self.live:
             return
         message = getattr(reply, kind)
+        if kind == "renewed":
+            self._renewed(message)
+            return
         reader = self._readers.get(getattr(message, "id", ""))
         if reader is None:
             log.debug("%s sent %s for a hand-off that is over", self, kind)
@@ -202,6 +248,30 @@ class Session:
             case _:
                 raise HandoffFailed(f"{self} sent an unexpected {kind}")
 
+    def _renewed(self, message: pb.Renewed) -> None:
+        """The peer's arena has a new agent. Hand-offs accepted from here on read through it."""
+        assert self.arena is not None
+        try:
+            arena = arena_of(self.key, message.generation, message.ranks)
+        except HandoffFailed as e:
+            self.end(e.message)
+            return
+        log.info("%s has opened transfer generation %d", self, message.generation)
+        if arena.key != self.arena.key:
+            self._older.add(self.arena.key)
+            self.arena = arena
+            self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        read = {r.arena.key for r in self._readers.values() if r.arena is not None}
+        for key in self._older - read:
+            self._older.discard(key)
+            self._on_unused(key)
+
+    def _give_back(self) -> None:
+        if self._credits is not None:
+            self._credits.release()
+
     def _peer_error(self, error: TwinflowError) -> TwinflowError:
         """Says whose error it is; a defect over there is a failed hand-off here."""
         kind = HandoffFailed if isinstance(error, Internal) else type(error)
@@ -216,24 +286,28 @@ class Session:
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.failed(HandoffFailed(f"the session to prefill worker {self} was lost: {why}"))
+            self._give_back()
         if was_live:
             log.info("session to prefill worker %s is over: %s", self, why)
         self._outbox.close()
+        for key in (*self._older, *((self.arena.key,) if was_live and self.arena is not None else ())):
+            self._on_unused(key)
+        self._older.clear()
         self._on_end(self)
 
     def __str__(self) -> str:
         return f"{self.key[0]}/{self.key[1][:8]} at {self._address}"
 
 
-def arena_of(hello: pb.HandoffHello) -> PeerArena:
+def arena_of(key: SessionKey, generation: int, ranks: Sequence[pb.ArenaInfo]) -> PeerArena:
     """Raises HandoffFailed unless the peer is one rank with an arena."""
-    if len(hello.ranks) != 1:
-        raise HandoffFailed(f"{hello.worker_id} has {len(hello.ranks)} ranks; exactly one is supported")
-    a = hello.ranks[0]
+    if len(ranks) != 1:
+        raise HandoffFailed(f"{key[0]} has {len(ranks)} ranks; exactly one is supported")
+    a = ranks[0]
     return PeerArena(
-        worker_id=hello.worker_id,
-        incarnation=hello.incarnation,
-        generation=hello.generation,
+        worker_id=key[0],
+        incarnation=key[1],
+        generation=generation,
         base_address=a.base_address,
         total_bytes=a.total_bytes,
         block_bytes=a.block_bytes,

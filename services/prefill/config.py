@@ -16,9 +16,13 @@ class PrefillConfig(FrontConfig):
     # Each queued one costs its prompt's bytes here; beyond this a decode worker is better off at another prefill worker.
     max_open: int = setting(256, "hand-offs that may be open at once, queued ones included")
 
+    # What one reader that has run out of memory can keep leased here while it waits.
+    credits: int = setting(64, "hand-offs that one decode worker may have open here at once; it keeps the others back")
+
     def __post_init__(self) -> None:
-        if self.max_open < 1:
-            raise BadRequest(f"max_open={self.max_open} must be 1 or more", param="max_open")
+        for name in ("max_open", "credits"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name}={getattr(self, name)} must be 1 or more", param=name)
 
 
 def load(argv: Sequence[str]) -> PrefillConfig:

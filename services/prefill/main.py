@@ -11,7 +11,7 @@ from twinflow.engine.process import ProcessEngine
 
 async def run(config: PrefillConfig) -> None:
     """Serves until SIGINT or SIGTERM. Raises ModelError, OSError (port taken), or Internal when the engine dies."""
-    await run_front(config, ProcessEngine(), lambda front: PrefillRole(front, config.max_open))
+    await run_front(config, ProcessEngine(), lambda front: PrefillRole(front, config.max_open, config.credits))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

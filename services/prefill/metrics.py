@@ -18,6 +18,7 @@ class End(Enum):
     CANCELLED = "cancelled"  # the reader wants it no more
     FAILED = "failed"  # the prompt could not be computed
     EXPIRED = "expired"  # computed, and nobody came
+    GENERATION = "generation_closed"  # its transfer generation was closed before it was read
     SUPERSEDED = "superseded"  # a newer attempt of the same request
     SESSION = "session_lost"
 

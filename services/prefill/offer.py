@@ -13,6 +13,7 @@ from twinflow.node.outbox import Outbox
 from twinflow.rpc.convert import error_to_pb, sample_to_pb, stats_to_pb, tag_to_pb
 from twinflow.rpc.v1 import admin_pb2 as admin_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
+from twinflow.transfer.base import OfferedState
 from twinflow.transfer.leases import Ended, LeaseTable, SessionKey
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class Offers:
         self._offers[request.id] = Offer(
             request.id, session, replies, lease_id, prompt_tokens, message.have_tokens, idempotency
         )
-        self._send(Submit(request, Mode.OFFER, message.have_tokens))
+        self._send(Submit(request, Mode.OFFER, message.have_tokens, message.want_checkpoint_at))
         replies.put(pb.HandoffReply(accepted=pb.Accepted(id=request.id, lease_id=lease_id)))
 
     def pulled(self, session: SessionKey, replies: Replies, message: pb.Pulled) -> None:
@@ -140,7 +141,8 @@ class Offers:
 
     def prefilled(self, notice: Prefilled) -> None:
         offer = self._offers.get(notice.id)
-        if offer is None or not self.leases.offer(offer.lease_id, notice.blocks, (notice.slot,)):
+        slots = (notice.slot, *((notice.checkpoint.slot,) if notice.checkpoint is not None else ()))
+        if offer is None or not self.leases.offer(offer.lease_id, notice.blocks, slots):
             return
         offer.prefilled_s = time.monotonic()
         finished = pb.Finished(
@@ -152,6 +154,7 @@ class Offers:
             slot_checksum=notice.slot_checksum,
             tag=tag_to_pb(notice.tag),
             stats=stats_to_pb(notice.stats),
+            checkpoint=checkpoint_to_pb(notice.checkpoint),
         )
         offer.replies.put(pb.HandoffReply(finished=finished))
 
@@ -190,6 +193,13 @@ class Offers:
     def fail_all(self, error: TwinflowError) -> None:
         for request_id in list(self._offers):
             self.fail(request_id, error)
+
+    def generation_closed(self, generation: int) -> None:
+        """What was leased in it can be read no more; the readers are told and start over."""
+        over = HandoffFailed(f"transfer generation {generation} was closed before this was read")
+        for lease in self.leases.close_generation(generation):
+            self._offers[lease.request_id].replies.put(failed(lease.request_id, over))
+            self._close(lease, End.GENERATION, over.message)
 
     def expire(self) -> None:
         """Fails hand-offs whose reader has had `lease_s` since their prompt was computed."""
@@ -234,6 +244,10 @@ def lease_to_pb(offer: Offer, blocks: int, slots: int, now_s: float) -> admin_pb
         blocks=blocks,
         slots=slots,
     )
+
+
+def checkpoint_to_pb(state: OfferedState | None) -> pb.OfferedState | None:
+    return None if state is None else pb.OfferedState(slot=state.slot, checksum=state.checksum, tag=tag_to_pb(state.tag))
 
 
 def failed(request_id: str, error: TwinflowError) -> pb.HandoffReply:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.offer import Offers, Replies
@@ -10,27 +11,37 @@ from twinflow.contracts.errors import BadRequest, ModelError, TwinflowError, Uns
 from twinflow.engine.base import Done, Generated, Notice, Offered, Prefilled
 from twinflow.engine.front import Front
 from twinflow.engine.routers import RouterStream
+from twinflow.node.handshake import GENERATIONS
 from twinflow.rpc.v1 import admin_pb2 as admin_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
-from twinflow.transfer.base import PeerArena
+from twinflow.transfer.base import GenerationClosed, GenerationOpened, PeerArena
 from twinflow.transfer.leases import LeaseTable, SessionKey
 
 log = logging.getLogger(__name__)
 
 EXPIRE_EVERY_S = 1.0
+CREDITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    replies: Replies
+    features: frozenset[str]  # the reader's
 
 
 class Handoffs:
-    """Owned by the front's loop. Raises ModelError if the engine has no arena to read from."""
+    """Owned by the front's loop. Raises ModelError if the engine has no arena to read from. `arena` is what readers of
+    new sessions and hand-offs are told."""
 
-    def __init__(self, front: Front, max_open: int) -> None:
+    def __init__(self, front: Front, max_open: int, credits: int = CREDITS) -> None:
         if front.ready.arena is None:
             raise ModelError("a prefill worker needs a transport; engine.transport is none")
         times = front.config.session
         self.arena: PeerArena = front.ready.arena
+        self.credits = credits
         self._front = front
         self._leases = LeaseTable(front.incarnation, self.arena.generation)
-        self._sessions: dict[SessionKey, Replies] = {}
+        self._sessions: dict[SessionKey, _Session] = {}
         self.metrics = PrefillMetrics(front.metrics.registry, lambda: len(self._leases), lambda: len(self._sessions))
         self.offers = Offers(self._leases, self.metrics, front.engine.send, front.ready, max_open, times.lease_s)
         self._expiry = asyncio.create_task(self._expire(min(EXPIRE_EVERY_S, times.lease_s / 4)), name="lease-expiry")
@@ -41,14 +52,14 @@ class Handoffs:
 
     # ---- sessions of decode workers ----
 
-    def session_opened(self, session: SessionKey, replies: Replies) -> None:
+    def session_opened(self, session: SessionKey, replies: Replies, features: Collection[str] = ()) -> None:
         """Ends older sessions of the same decode worker. Raises BadRequest if this very one is open."""
         if session in self._sessions:
             raise BadRequest(f"session epoch {session.epoch} of {session.worker_id} is already open")
         self.offers.close_all(self._leases.open_session(session), "its session was replaced")
         for old in [s for s in self._sessions if s.worker_id == session.worker_id]:
-            self._sessions.pop(old).close()
-        self._sessions[session] = replies
+            self._sessions.pop(old).replies.close()
+        self._sessions[session] = _Session(replies, frozenset(features))
 
     def session_ended(self, session: SessionKey, why: str) -> None:
         """For good: whatever this session was promised may be overwritten from here on."""
@@ -69,8 +80,28 @@ class Handoffs:
                 self.offers.prefilled(notice)
             case Done():
                 self.offers.done(notice)
+            case GenerationOpened():
+                self._renewed(notice)
+            case GenerationClosed():
+                self.offers.generation_closed(notice.generation)
             case _:
                 log.warning("the engine sent an unexpected %s", type(notice).__name__)
+
+    def _renewed(self, opened: GenerationOpened) -> None:
+        """Every reader is told; one that does not know the message gets a new session, with a new hello."""
+        self.arena = replace(
+            self.arena,
+            generation=opened.generation,
+            agent_name=opened.agent_name,
+            agent_metadata=opened.agent_metadata,
+        )
+        self._leases.open_generation(opened.generation)
+        renewed = pb.Renewed(generation=opened.generation, ranks=[arena_info(self.arena)])
+        for session in self._sessions.values():
+            if GENERATIONS in session.features:
+                session.replies.put(pb.HandoffReply(renewed=renewed))
+            else:
+                session.replies.close()
 
     def engine_lost(self, error: TwinflowError) -> None:
         self.offers.fail_all(error)
@@ -108,10 +139,25 @@ class Handoffs:
         self._close_sessions()
 
     def _close_sessions(self) -> None:
-        for replies in self._sessions.values():
-            replies.close()
+        for session in self._sessions.values():
+            session.replies.close()
 
     async def _expire(self, every_s: float) -> None:
         while True:
             await asyncio.sleep(every_s)
             self.offers.expire()
+
+
+def arena_info(arena: PeerArena) -> pb.ArenaInfo:
+    return pb.ArenaInfo(
+        base_address=arena.base_address,
+        total_bytes=arena.total_bytes,
+        block_bytes=arena.block_bytes,
+        slot_bytes=arena.slot_bytes,
+        blocks=arena.blocks,
+        slots=arena.slots,
+        memory=arena.memory,
+        device_id=arena.device_id,
+        agent_name=arena.agent_name,
+        agent_metadata=arena.agent_metadata,
+    )

@@ -8,18 +8,17 @@ from grpc import aio
 
 from services.prefill.metrics import End
 from services.prefill.offer import Replies, failed
-from services.prefill.report import Handoffs
+from services.prefill.report import CREDITS, Handoffs, arena_info
 from twinflow.contracts.errors import BadRequest, Draining, TwinflowError
 from twinflow.engine.admin import AdminService
 from twinflow.engine.front import Front
-from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN, Layout, negotiate, same_layout
+from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN, Layout, features, negotiate, same_layout
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import Pulse
 from twinflow.node.stream import abort, converse, first_message
 from twinflow.rpc.convert import error_to_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 from twinflow.rpc.v1 import engine_pb2_grpc as pb_grpc
-from twinflow.transfer.base import PeerArena
 from twinflow.transfer.leases import SessionKey
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class Servicer(pb_grpc.WorkerServicer):
             hello = (await first_message(messages, times)).hello
             session = self._check(hello)
             replies: Replies = Outbox()
-            self._handoffs.session_opened(session, replies)
+            self._handoffs.session_opened(session, replies, hello.features)
         except TwinflowError as e:
             log.warning("a session of %s was refused: %s", hello.worker_id or "an unknown worker", e.message)
             await context.write(pb.HandoffReply(hello=self._hello(hello.session_epoch, e)))
@@ -81,6 +80,8 @@ class Servicer(pb_grpc.WorkerServicer):
             fingerprint=self._front.layout.fingerprint,
             layout=self._front.layout.description,
             ranks=[arena_info(arena)],
+            features=features(verify=self._front.config.engine.verify == "checksum"),
+            credits=self._handoffs.credits,
             error=error_to_pb(error) if error is not None else None,
         )
 
@@ -113,26 +114,11 @@ class Servicer(pb_grpc.WorkerServicer):
             raise
 
 
-def arena_info(arena: PeerArena) -> pb.ArenaInfo:
-    return pb.ArenaInfo(
-        base_address=arena.base_address,
-        total_bytes=arena.total_bytes,
-        block_bytes=arena.block_bytes,
-        slot_bytes=arena.slot_bytes,
-        blocks=arena.blocks,
-        slots=arena.slots,
-        memory=arena.memory,
-        device_id=arena.device_id,
-        agent_name=arena.agent_name,
-        agent_metadata=arena.agent_metadata,
-    )
-
-
 class PrefillRole(Handoffs):
     """`RoleService` and `AdminRole`: the hand-offs with their servicer."""
 
-    def __init__(self, front: Front, max_open: int) -> None:
-        super().__init__(front, max_open)
+    def __init__(self, front: Front, max_open: int, credits: int = CREDITS) -> None:
+        super().__init__(front, max_open, credits)
         self._servicer = Servicer(front, self)
         self._admin = AdminService(front, self)
 

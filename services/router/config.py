@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.router.schedule.base import Policy
+from services.router.schedule.policies import policy_named
 from twinflow.contracts.errors import BadRequest
 from twinflow.node.pulse import SessionTimes
 from twinflow.node.registry.factory import RegistrySettings
@@ -22,8 +24,12 @@ class RouterConfig:
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
     registry: RegistrySettings = field(default_factory=RegistrySettings)
 
-    local_max_tokens: int = setting(256, "predict that a suffix up to this long is prefilled by the decode worker; keep "
-                                    "it equal to the decode workers' own, which decides")  # fmt: skip
+    policy: str = setting("cost", "how workers are chosen: cost; or, to compare with, min_of_groups, attention_only, "
+                          "least_loaded or round_robin")  # fmt: skip
+    local_max_tokens: int = setting(256, "a suffix up to this long may be left to the decode worker: with policy cost where "
+                                    "that is cheaper, else always; 0 = never where there are prefill workers")  # fmt: skip
+    index_bytes: int = setting(1 << 30, "of the index of what workers hold, reserved as it fills; the oldest entries go first")
+    stall_s: float = setting(10.0, "a worker with running requests that made no step for so long hangs: they are moved")
     max_requests: int = setting(1024, "generations at once; more are shed with 429")
     max_body_bytes: int = setting(32 << 20, "of one HTTP body")
     max_prompts: int = setting(64, "prompts in one /v1/completions body")
@@ -46,10 +52,17 @@ class RouterConfig:
             raise BadRequest("no model: give --model, the folder with the model's tokenizer.json", param="model")
         if self.local_max_tokens < 0 or self.default_max_tokens < 1 or self.default_completion_tokens < 1:
             raise BadRequest("local_max_tokens must be 0 or more, the default lengths 1 or more")
+        if self.index_bytes < 1 or self.stall_s <= 0:
+            raise BadRequest(f"index_bytes={self.index_bytes} and stall_s={self.stall_s} must be more than 0")
+        policy_named(self.policy)
 
     @property
     def model_name(self) -> str:
         return self.served_model or Path(self.model).resolve().name
+
+    @property
+    def scheduling(self) -> Policy:
+        return policy_named(self.policy, local_max_tokens=self.local_max_tokens, fingerprint=self.fingerprint)
 
     @property
     def times(self) -> SessionTimes:

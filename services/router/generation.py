@@ -15,9 +15,11 @@ from services.router.config import RouterConfig
 from services.router.dispatch.base import SlowClient, WorkerLost
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.stream import Batch, RequestStream
+from services.router.dispatch.submission import submission
 from services.router.metrics import Metrics
-from services.router.schedule.base import Choice, Policy, RouteRequest
-from services.router.schedule.choose import choose, usable_decoders
+from services.router.schedule.base import Choice, RouteRequest
+from services.router.schedule.choose import choose
+from services.router.schedule.filters import usable_decoders
 from services.router.schedule.limits import reply_tokens
 from services.router.text.reply import Piece, Reply
 from services.router.text.tokenizer import ModelText
@@ -26,8 +28,6 @@ from services.router.view.view import Key, View
 from twinflow.contracts.errors import DeadlineExceeded, Draining, Overloaded, TwinflowError
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, SamplingParams
-from twinflow.rpc import convert
-from twinflow.rpc.v1 import engine_pb2 as pb
 
 MAX_ATTEMPTS = 2
 
@@ -78,7 +78,8 @@ class Generator:
         self._view = view
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._policy = Policy(local_max_tokens=config.local_max_tokens, fingerprint=config.fingerprint)
+        self._policy = config.scheduling
+        self._turn = 0
         self._running = 0
 
     @property
@@ -126,17 +127,20 @@ class Generator:
             self._metrics.finished(result, outcome.stats, outcome.prompt_tokens, outcome.completion_tokens)
             if result == "ok" and outcome.choice is not None and outcome.stats is not None:
                 self._metrics.compare(outcome.choice, outcome.stats)
+                self._view.learn(outcome.choice, outcome.stats, outcome.completion_tokens)
             if outcome.first_token_at is not None and outcome.completion_tokens > 1:
                 rest_s = outcome.ended_at - outcome.first_token_at
                 self._metrics.tpot.observe(rest_s / (outcome.completion_tokens - 1))
 
     def _choose(self, job: Job, keys: PromptKeys, excluded: frozenset[Key]) -> Choice:
+        self._turn += 1
         snapshot = self._view.snapshot(keys)
         route = RouteRequest(
             model=self._config.model_name,
             prompt_tokens=keys.tokens,
             max_tokens=job.max_tokens or 1,
             tie_seed=random.getrandbits(64),
+            turn=self._turn,
             excluded=excluded,
         )
         if job.max_tokens is None:
@@ -151,8 +155,9 @@ class Generator:
         self, job: Job, keys: PromptKeys, choice: Choice, outcome: Outcome
     ) -> AsyncGenerator[Piece, None]:
         id = f"{job.id}-{outcome.attempts}"
-        message = submission(id, job, keys, choice)
-        self._view.charge(id, choice)
+        sampling = dataclasses.replace(job.sampling, max_tokens=choice.max_tokens)
+        message = submission(id, job.id, keys.packed, keys.root(choice.decode.fingerprint), sampling, choice)
+        self._view.charge(id, choice, keys)
         stream: RequestStream | None = None
         try:
             stream = self._dispatcher.submit(choice.decode, message)
@@ -202,24 +207,3 @@ class Generator:
                 while not (await stream.take()).last:
                     pass
         outcome.stats = stream.stats
-
-
-def submission(id: str, job: Job, keys: PromptKeys, choice: Choice) -> pb.Submit:
-    """What goes to the decode worker. Candidates go along with a local choice too: its own match decides."""
-    return pb.Submit(
-        id=id,
-        prompt=keys.packed,
-        sampling=convert.sampling_to_pb(dataclasses.replace(job.sampling, max_tokens=choice.max_tokens)),
-        root=keys.root(choice.decode.fingerprint),
-        candidates=[
-            pb.Candidate(
-                worker_id=c.record.id,
-                incarnation=c.record.incarnation,
-                addresses=c.record.addresses,
-                predicted_usable_tokens=c.usable_tokens,
-            )
-            for c in choice.candidates
-        ],
-        reason=choice.reason.value,
-        idempotency_id=job.id,
-    )

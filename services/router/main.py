@@ -27,7 +27,7 @@ from services.router.http.api import Api
 from services.router.http.app import build_app
 from services.router.metrics import Metrics
 from services.router.text.tokenizer import load_model_text
-from services.router.view.view import View
+from services.router.view.view import View, ViewSettings
 from twinflow.contracts.errors import TwinflowError
 from twinflow.node.registry.factory import RegistryKind, hosted_registry
 from twinflow.node.server import NodeServer
@@ -50,7 +50,7 @@ class Router:
         """Reads the model's folder. Raises ModelError."""
         self.config = config
         self.metrics = Metrics()
-        self.view = View()
+        self.view = View(ViewSettings(config.index_bytes, config.stall_s))
         self.registry = hosted_registry(config.registry, config.silence_s, self.view.is_connected)
         text = load_model_text(config.model)
         settings = LinkSettings(

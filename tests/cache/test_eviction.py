@@ -93,5 +93,5 @@ def test_queues_do_not_grow_with_use():
     world = World(blocks=4, slots=2)
     for i in range(400):
         world.serve([i % 3] * 5, extra=0)
-    assert len(world.cache._evictor.block_queue._heap) <= 4 * 4 + 64
-    assert len(world.cache._evictor.slot_queue._heap) <= 4 * 2 + 64
+    assert len(world.cache._evictor.block_queue) <= 4
+    assert len(world.cache._evictor.slot_queue) <= 2

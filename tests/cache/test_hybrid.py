@@ -117,7 +117,7 @@ def test_a_partial_block_that_diverges_is_copied_and_stays(world, offset):
     world.feed(holding)
     world.release(holding, donate=True)
     match = world.cache.match(world.chain([1, 2, 3, 4, 5, 6, 7, 8]))
-    assert match.attention_tokens == 7  # copied, or extended in place
+    assert match.attention_tokens == (7 if offset < 3 else 4)  # copied, or extended in place with its state taken over
 
 
 def test_a_partial_hit_is_given_up_when_its_block_is_the_room_that_is_needed():

@@ -5,12 +5,16 @@ import pytest
 from tests.cache.world import World
 
 
+def block_at(cache, position):
+    return next(b for b in cache._tree.blocks() if cache._tree.position(b) == position)
+
+
 def leak_a_reference(cache):
     cache._blocks.refs[0] += 1
 
 
 def lose_a_free_unit(cache):
-    cache._blocks._free.pop()
+    cache._blocks.lowest = cache._blocks.size
 
 
 def miscount(cache):
@@ -18,39 +22,55 @@ def miscount(cache):
 
 
 def miscount_pins(cache):
-    cache._slots._pinned += 1
+    cache._slots.pins[0] = 0
 
 
 def leave_a_hole(cache):
-    node = next(n for n in cache._tree.nodes() if n.position == 4)
-    cache._tree.block_nodes.pop(node.kv)
-    cache._blocks.unpublish(node.kv)
-    node.kv = None
+    block = block_at(cache, 4)
+    cache._tree.names.remove(block)
+    cache._blocks.unpublish(block)
 
 
 def label_with_another_hash(cache):
-    next(n for n in cache._tree.nodes() if n.position == 8).prefix_hash = b"x" * 16
+    block = block_at(cache, 8)
+    cache._tree.names._names[16 * block : 16 * block + 16] = b"x" * 16
+
+
+def forget_a_name(cache):
+    cache._tree.names.remove(block_at(cache, 4))
 
 
 def forget_a_checkpoint(cache):
-    cache._tree.slot_homes.clear()
+    cache._tree.tails.saved.clear()
 
 
-def keep_an_empty_node(cache):
-    node = next(n for n in cache._tree.nodes() if n.position == 8)
-    cache._tree._add(node, b"\0" * 16)
+def forget_who_carries_a_checkpoint(cache):
+    saved = next(iter(cache._tree.tails.saved.values()))
+    saved.carriers.clear()
+
+
+def list_a_boundary_without_states(cache):
+    cache._tree.tails.states[b"x" * 16] = {}
+
+
+def lose_a_child(cache):
+    cache._tree.links.detach(block_at(cache, 8))
 
 
 def miscount_evictable(cache):
     cache._tree.evictable_blocks += 1
 
 
+def miscount_what_blocks(cache):
+    cache._tree.blocked[block_at(cache, 4)] += 1
+
+
 def forget_to_queue_a_leaf(cache):
-    cache._evictor.block_queue._heap.clear()
+    cache._evictor.block_queue.pop()
 
 
 def forget_to_queue_a_slot(cache):
-    cache._evictor.slot_queue._heap.clear()
+    cache._evictor.slot_queue.pop()
 
 
 def run_ahead_of_the_kv(cache):
@@ -60,13 +80,14 @@ def run_ahead_of_the_kv(cache):
 
 def publish_a_running_slot(cache):
     live = next(iter(cache._live.values()))
-    cache._tree.store_state(cache._tree.root(live.holding.chain), b"\1" * 4, live.holding.slot)
+    cache._tree.store_state(live.holding.chain, 1, live.holding.slot)
 
 
 FAULTS = [
-    leak_a_reference, lose_a_free_unit, miscount, miscount_pins, leave_a_hole, label_with_another_hash,
-    forget_a_checkpoint, keep_an_empty_node, miscount_evictable, forget_to_queue_a_leaf, forget_to_queue_a_slot,
-    run_ahead_of_the_kv, publish_a_running_slot,
+    leak_a_reference, lose_a_free_unit, miscount, miscount_pins, leave_a_hole, label_with_another_hash, forget_a_name,
+    forget_a_checkpoint, forget_who_carries_a_checkpoint, list_a_boundary_without_states, lose_a_child,
+    miscount_evictable, miscount_what_blocks, forget_to_queue_a_leaf, forget_to_queue_a_slot, run_ahead_of_the_kv,
+    publish_a_running_slot,
 ]  # fmt: skip
 
 

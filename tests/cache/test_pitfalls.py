@@ -68,6 +68,19 @@ def test_a_state_is_labelled_with_the_tokens_that_were_fed_not_with_drafts(world
     assert (match.attention_tokens, match.checkpoints) == (5, (5,))
 
 
+def test_what_was_fed_and_then_rejected_is_published_by_nobody(world):
+    """The same fault, one step later: the drafts were fed, so blocks and the state have them; they were not verified."""
+    holding = world.reserve(world.chain([1, 2, 3, 4, 5]), 8)
+    world.feed(holding)
+    verified = {e.prefix_hash for e in world.cache.snapshot()[1]}
+    holding.chain.append([6, 7, 8, 9, 10, 11, 12])
+    world.feed(holding, commit=False)
+    world.release(holding, donate=False)
+    assert {e.prefix_hash for e in world.cache.snapshot()[1]} == verified == {holding.chain.prefix_hash(4)}
+    match = world.cache.match(world.chain([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]))
+    assert (match.attention_tokens, match.checkpoints) == (4, ())
+
+
 def test_drafts_do_not_switch_the_cache_off(world):
     """Speculative decoding silently disabled prefix hits."""
     world.serve([1, 2, 3, 4, 5, 6])

@@ -39,11 +39,11 @@ def test_released_behind_a_launched_step_is_held_until_it_is_done(pool, steps):
     (u,) = pool.take(1)
     steps.launched = 2
     pool.unref(u, 1)
-    assert pool.state[u] is UnitState.HELD
+    assert pool.state[u] == UnitState.HELD
     end(pool, steps, 1)
-    assert pool.state[u] is UnitState.HELD
+    assert pool.state[u] == UnitState.HELD
     end(pool, steps, 2)
-    assert pool.state[u] is UnitState.FREE
+    assert pool.state[u] == UnitState.FREE
 
 
 def test_a_later_release_outlasts_an_earlier_one(pool, steps):
@@ -55,9 +55,9 @@ def test_a_later_release_outlasts_an_earlier_one(pool, steps):
     pool.ref(u, 2)
     pool.unref(u, 3)
     end(pool, steps, 1)
-    assert pool.state[u] is UnitState.HELD
+    assert pool.state[u] == UnitState.HELD
     end(pool, steps, 2)
-    assert pool.state[u] is UnitState.CACHED
+    assert pool.state[u] == UnitState.CACHED
 
 
 def test_released_while_io_may_write_is_doomed_until_the_last_unpin(pool):
@@ -67,7 +67,7 @@ def test_released_while_io_may_write_is_doomed_until_the_last_unpin(pool):
     pool.unref(u, 1)
     assert pool.counts() == PoolCounts(4, 3, 0, 0, 1, 1)
     pool.unpin(u)
-    assert pool.state[u] is UnitState.DOOMED
+    assert pool.state[u] == UnitState.DOOMED
     pool.unpin(u)
     assert pool.counts() == PoolCounts(4, 4, 0, 0, 0, 0)
 
@@ -78,9 +78,9 @@ def test_doomed_behind_a_step_waits_for_both(pool, steps):
     steps.launched = 1
     pool.unref(u, 1)
     pool.unpin(u)
-    assert pool.state[u] is UnitState.HELD
+    assert pool.state[u] == UnitState.HELD
     end(pool, steps, 1)
-    assert pool.state[u] is UnitState.FREE
+    assert pool.state[u] == UnitState.FREE
 
 
 def test_a_published_source_of_io_stays_cached_but_may_not_go(pool):

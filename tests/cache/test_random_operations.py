@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.cache.world import LARGE_STATE, SMALL_STATE, World
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.hybrid import HybridCache
-from twinflow.cache.pool import UnitState
 from twinflow.contracts.errors import TooLong
 from twinflow.contracts.hashing import TokenChain
 from twinflow.contracts.tags import StateTag
@@ -122,10 +121,10 @@ class Operations:
     def read_published(self, i: int) -> None:
         """A tier reads published units for a while: they must stay what they are."""
         tree, device = self.world.cache._tree, self.world.device
-        if device.stream or not tree.block_nodes or len(self.sources) > 2:
+        if device.stream or not len(tree) or len(self.sources) > 2:
             return
-        block = sorted(tree.block_nodes)[i % len(tree.block_nodes)]
-        slots = sorted(tree.slot_homes)[i % 2 : i % 2 + 1]
+        block = list(tree.blocks())[i % len(tree)]
+        slots = sorted(tree.tails.saved)[i % 2 : i % 2 + 1]
         self.world.cache.pin_io([block], slots)
         self.sources.append(([block], slots, self.content([block], slots)))
 
@@ -166,7 +165,8 @@ class Operations:
         for c in self.world.cache.counts().values():
             assert c.free == c.total
         self.world.check_split()
-        assert not self.world.cache._tree.roots
+        tails = self.world.cache._tree.tails
+        assert not any((tails.states, tails.saved, tails.partial, tails._partials, tails._carried))
 
     # -- choice
 
@@ -182,7 +182,7 @@ class Operations:
 
     def content(self, blocks, slots):
         device = self.world.device
-        assert all(self.world.cache._blocks.state[b] is not UnitState.FREE for b in blocks)
+        assert not any(self.world.cache._blocks.is_free(b) for b in blocks)
         return [list(device.kv[b]) for b in blocks], [device.states[s] for s in slots]
 
 

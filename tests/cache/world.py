@@ -115,6 +115,7 @@ class World:
         self.in_flight: deque[tuple[int, int, list[Holding]]] = deque()  # step, stream length at launch, who is in it
         self.doomed_io: list[tuple[list[BlockId], list[SlotId]]] = []  # failed transfers that still write
         self.events: list[CacheEvent] = []
+        self.shorter: dict[bytes, bytes] = {}  # hash of all KV ever written → that of the token before
 
     # -- chains
 
@@ -268,7 +269,9 @@ class World:
         )
 
     def kv_of(self, chain: TokenChain, p: int) -> bytes:
-        return chain.prefix_hash(p + 1)
+        value = chain.prefix_hash(p + 1)
+        self.shorter[value] = chain.prefix_hash(p)
+        return value
 
     def expect(self, holding: Holding) -> None:
         """In stream order from here: the holding's KV and state are what it says they are (to the first step that reads
@@ -285,21 +288,25 @@ class World:
         if self.device.stream:
             return
         tree = self.cache._tree
-        for node in tree.nodes():
-            for tail, slot in node.states.items():
-                assert self.device.states[slot] == node.state_hash(tail), f"slot {slot} is not the state it is labelled"
-        for block, node in tree.block_nodes.items():
-            start = node.parent.position
-            chain = TokenChain(self._root_of(node), self.block_tokens, self._tokens_of(node))
-            for p in range(start, node.position):
-                assert self.device.kv[block][p - start] == self.kv_of(chain, p), f"block {block}: wrong KV at {p}"
+        for slot, saved in tree.tails.saved.items():
+            assert self.device.states[slot] == saved.name, f"slot {slot} is not the state it is labelled"
+            for block in saved.carriers:
+                carried = self.device.kv[block][saved.position % self.block_tokens - 1]
+                assert carried == saved.name, f"block {block} does not carry the state at {saved.position}"
+        for block in tree.blocks():
+            value = tree.name(block)
+            for p in reversed(
+                range((tree.position(block) - 1) // self.block_tokens * self.block_tokens, tree.position(block))
+            ):
+                assert self.device.kv[block][p % self.block_tokens] == value, f"block {block}: wrong KV at {p}"
+                value = self.shorter[value]
 
     def check_links(self) -> None:
         """What eviction remembers of checkpoints behind each other is about those that are there."""
-        policy, homes = self.cache._policy, self.cache._tree.slot_homes
+        policy, saved = self.cache._policy, self.cache._tree.tails.saved
         for slot, before in policy._before.items():
-            assert slot in homes and before in homes and slot in policy._behind[before]
-            assert homes[before][0].state_position(homes[before][1]) < homes[slot][0].state_position(homes[slot][1])
+            assert slot in saved and before in saved and slot in policy._behind[before]
+            assert saved[before].position < saved[slot].position
         assert {s for behind in policy._behind.values() for s in behind} == set(policy._before)
 
     def check_split(self) -> None:
@@ -315,7 +322,7 @@ class World:
         cache = self.cache
         counts, (_, stored) = cache.counts(), cache.snapshot()
         names = sorted((e.kind.value, e.prefix_hash) for e in stored)
-        return counts, names, list(cache._blocks.used), list(cache._slots.used), sorted(cache._tree.block_nodes)
+        return counts, names, list(cache._blocks.used), list(cache._slots.used), list(cache._tree.blocks())
 
     def replayed(self) -> set[tuple[str, bytes, int]]:
         """The router's view after all events so far."""
@@ -369,9 +376,3 @@ class World:
             assert state is None or self.device.states[slot] == state, f"slot {slot} is not the state at {at}"
 
         return read
-
-    def _tokens_of(self, node) -> bytes:
-        return b"" if node.parent is None else self._tokens_of(node.parent) + node.tokens
-
-    def _root_of(self, node) -> bytes:
-        return node.prefix_hash if node.parent is None else self._root_of(node.parent)

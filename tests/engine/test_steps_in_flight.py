@@ -131,7 +131,9 @@ def test_who_yields_loses_no_token(model: HybridModel, oracle: Oracle) -> None:
         growth_tokens=64,
     )
     prompts = [prompt(i, 70 + 10 * i) for i in range(4)]
-    results, times = preempted(worker, [request(f"r{i}", p, worker.root, max_tokens=190) for i, p in enumerate(prompts)])
+    results, times = preempted(
+        worker, [request(f"r{i}", p, worker.root, max_tokens=190) for i, p in enumerate(prompts)]
+    )
     assert times > 0, "the pool is too large to show anything"
     for i, p in enumerate(prompts):
         assert (results[f"r{i}"].error, results[f"r{i}"].tokens) == ("", oracle(p, 190)), i

@@ -93,10 +93,15 @@ def quiet(engine: Engine) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def run_flow(checkpoint: Path, scheduler: Scheduler | None = None, **engine: object) -> AsyncIterator[Flow]:
+async def run_flow(
+    checkpoint: Path, scheduler: Scheduler | None = None, *, local_max_tokens: int = 0, **engine: object
+) -> AsyncIterator[Flow]:
+    """`local_max_tokens` of the router and the decode worker: by default everything goes through a hand-off."""
     network = LoopbackNetwork()
     router = Router(
-        RouterConfig(model=str(checkpoint), served_model="toy", http_port=0, grpc_port=0, local_max_tokens=0)
+        RouterConfig(
+            model=str(checkpoint), served_model="toy", http_port=0, grpc_port=0, local_max_tokens=local_max_tokens
+        )
     )
     await router.start()
     flow = Flow(router)
@@ -114,7 +119,7 @@ async def run_flow(checkpoint: Path, scheduler: Scheduler | None = None, **engin
     common = {"router": (router.grpc_address,), "served_model": "toy"}
     p_engine, d_engine = thread(AtPoll()), thread(scheduler or AtPoll())
     p_config = PrefillConfig(engine=settings("p", Role.PREFILL), **common)
-    d_config = DecodeConfig(engine=settings("d", Role.DECODE), local_max_tokens=0, **common)
+    d_config = DecodeConfig(engine=settings("d", Role.DECODE), local_max_tokens=local_max_tokens, **common)
 
     def prefill_role(front):
         flow.prefill = PrefillRole(front, p_config.max_open)

@@ -12,7 +12,13 @@ from twinflow.models.loader import load_model
 pytestmark = pytest.mark.gpu
 
 NEW = 40
-TEXTS = ["Once upon a time there was a small boat", "The capital of", "Water", "Why is the sky blue? Because", "A B C D E F"]
+TEXTS = [
+    "Once upon a time there was a small boat",
+    "The capital of",
+    "Water",
+    "Why is the sky blue? Because",
+    "A B C D E F",
+]
 
 
 def tie_free(model, prompt: list[int], reply: list[int]) -> bool:
@@ -85,7 +91,9 @@ def test_neighbours_change_nothing(gpu: Driver, prompts: list[list[int]]) -> Non
     ],
     ids=lambda o: "+".join(o),
 )
-def test_every_option_gives_the_same_however_it_is_batched(gpu: Driver, prompts: list[list[int]], options: dict) -> None:
+def test_every_option_gives_the_same_however_it_is_batched(
+    gpu: Driver, prompts: list[list[int]], options: dict
+) -> None:
     together = gpu.run(prompts, NEW, **options)
     assert [gpu.run([p], NEW, **options)[0] for p in prompts] == together
     assert together == Driver(TINY, "cpu").run(prompts, NEW, **options)

@@ -8,7 +8,7 @@ from twinflow.contracts import errors
 from twinflow.contracts.events import CacheEvent, EventKind
 from twinflow.contracts.requests import FinishReason, RequestStats, Sample, SamplingParams, TokenLogprobs
 from twinflow.contracts.tags import StateTag
-from twinflow.contracts.workers import Load, Role, WorkerRecord
+from twinflow.contracts.workers import Load, Pace, Role, WorkerRecord
 from twinflow.rpc import convert
 from twinflow.rpc.v1 import engine_pb2 as pb
 
@@ -50,9 +50,10 @@ STATS = RequestStats(
     prefill_worker="p0",
     decode_worker="d0",
     extra={"queue_s": 0.3},
+    faulty_prefill_workers=("p1", "p2"),
 )
-LOAD = Load(1, 2, 3, 4, 5, 6, 7)
-RECORD = WorkerRecord("w", "i1", Role.BOTH, ("a:1", "b:2"), "m", "f" * 32, 4096, 2048, 64, True, LOAD)
+LOAD = Load(1, 2, 3, 4, 5, 6, 7, Pace(8, 1.5, 9, 10))
+RECORD = WorkerRecord("w", "i1", Role.BOTH, ("a:1", "b:2"), "m", "f" * 32, 4096, 2048, 64, True, LOAD, 5, 6)
 
 CASES = [
     ("sampling", SAMPLING, pb.Sampling, convert.sampling_to_pb, convert.sampling_from_pb),

@@ -46,10 +46,13 @@ async def decode_front(
     worker_id: str = "d0",
     role: Role = Role.DECODE,
     times: SessionTimes = TIMES,
+    verify: str = "none",
     **options: Any,
 ) -> AsyncIterator[tuple[Front, DecodeRole]]:
     config = DecodeConfig(
-        engine=EngineConfig("fake", worker_id, "", role), session=times, **{"local_max_tokens": 4, **options}
+        engine=EngineConfig("fake", worker_id, "", role, verify=verify),
+        session=times,
+        **{"local_max_tokens": 4, **options},
     )
     roles: list[DecodeRole] = []
 
@@ -198,12 +201,13 @@ class DecodeClient(Stream):
         incarnation: str = "i1",
         epoch: int = 99,
         fingerprint: str = "f" * 32,
+        features: tuple[str, ...] = (),
     ) -> None:
         super().__init__(address, "Handoff", pb.HandoffRequest(heartbeat=pb.Heartbeat()))
         self.epoch = epoch
         hello = pb.HandoffHello(
             worker_id=worker_id, incarnation=incarnation, session_epoch=epoch, protocol_min=1, protocol_max=1,
-            fingerprint=fingerprint, layout=f"layout of {fingerprint}",
+            fingerprint=fingerprint, layout=f"layout of {fingerprint}", features=features,
         )  # fmt: skip
         self.put(pb.HandoffRequest(hello=hello))
 

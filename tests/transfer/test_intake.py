@@ -124,12 +124,12 @@ def test_checksums() -> None:
             got[53] = 9
         if wrong == "missing":
             del got[53]
-        out = i.verified(got, 9 if wrong == "slot" else 6)
+        out = i.verified(got, {5: 9 if wrong == "slot" else 6})
         if wrong:
             assert reason(out) is FailReason.CHECKSUM
         else:
             assert out == [SayPulled((12, 13, 14), (3,))]
-            assert i.verified(got, 6) == []
+            assert i.verified(got, {5: 6}) == []
 
 
 def test_failing_waits_for_reads() -> None:

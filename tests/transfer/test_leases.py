@@ -86,11 +86,25 @@ def test_a_newer_session_ends_the_older_ones_of_the_same_worker() -> None:
         t.grant(S1, "r2")
 
 
-def test_a_new_generation_ends_all_leases() -> None:
+def test_a_lease_is_of_its_generation() -> None:
     t, lease = table()
-    assert t.renew(4) == [Ended(lease, "r")]
+    t.open_generation(4)
+    newer = t.grant(S1, "q")
+    assert t.offer(newer, [4, 6], [1])
+    assert pulled(t, newer).refusal is Refusal.GENERATION
+    assert pulled(t, lease, generation=4).refusal is Refusal.GENERATION
+    assert pulled(t, newer, generation=4).confirmed
+    assert pulled(t, lease).confirmed, "the older agent is still there"
+
+
+def test_a_closed_generation_ends_its_leases() -> None:
+    t, lease = table()
+    t.open_generation(4)
+    newer = t.grant(S1, "q")
+    assert t.close_generation(3) == [Ended(lease, "r")]
+    assert t.close_generation(3) == []
     assert pulled(t, lease).refusal is Refusal.LEASE
-    assert pulled(t, t.grant(S1, "r")).refusal is Refusal.GENERATION
+    assert t.lease_of(S1, "q") == newer and t.lease_of(S1, "r") is None
 
 
 class Leases(RuleBasedStateMachine):
@@ -101,6 +115,7 @@ class Leases(RuleBasedStateMachine):
         self.table = LeaseTable("inc", 1)
         self.open: set[SessionKey] = set()
         self.live: dict[str, tuple[SessionKey, str, set[int], set[int]]] = {}
+        self.generation_of: dict[str, int] = {}
         self.ever: list[str] = []
         self.used: set[SessionKey] = set()
 
@@ -135,6 +150,7 @@ class Leases(RuleBasedStateMachine):
         assert lease not in self.ever
         self.ever.append(lease)
         self.live[lease] = (s, request, set(), set())
+        self.generation_of[lease] = self.table.generation
 
     @rule(n=st.integers(0, 30), blocks=units, slots=units)
     def offer(self, n: int, blocks: set[int], slots: set[int]) -> None:
@@ -165,7 +181,7 @@ class Leases(RuleBasedStateMachine):
             known is not None
             and known[0] == s
             and epoch == s.epoch
-            and generation == self.table.generation
+            and generation == self.generation_of[lease]
             and blocks <= known[2]
             and slots <= known[3]
         )
@@ -180,9 +196,14 @@ class Leases(RuleBasedStateMachine):
             ended = self.table.release(lease)
             self._drop([ended] if ended else [], {lease} & set(self.live))
 
+    @rule()
+    def open_generation(self) -> None:
+        self.table.open_generation(self.table.generation % 2 + 1)
+
     @rule(generation=st.integers(1, 2))
-    def renew(self, generation: int) -> None:
-        self._drop(self.table.renew(generation), set(self.live))
+    def close_generation(self, generation: int) -> None:
+        over = {i for i in self.live if self.generation_of[i] == generation}
+        self._drop(self.table.close_generation(generation), over)
 
     @invariant()
     def same_as_the_model(self) -> None:

@@ -38,8 +38,8 @@ class Copier(Protocol):
 class Match:
     """What the cache holds of a prompt right now; stale as soon as anything else happens, `reserve` looks again.
 
-    `attention_tokens` may end inside a block (a partial block, or the common prefix with one) and may equal the prompt's
-    length. `usable_tokens` is at most the prompt's length - 1.
+    `attention_tokens` may end inside a block (where the prompt parts from a partial one, or at a checkpoint inside a full
+    one) and may equal the prompt's length. `usable_tokens` is at most the prompt's length - 1.
     """
 
     hits: tuple[GroupHit, ...]
@@ -55,11 +55,14 @@ class Holding:
     `blocks[i]` covers tokens [i*block_tokens, (i+1)*block_tokens) of `chain`. `written_tokens`: KV of [0, written_tokens)
     is valid in `blocks` (hit, received or computed). `position`: the slot's cursor, the tokens fed into the state; it is
     what the state in `slot` stands after. `resumed_tokens`: the position at which `reserve` restored the state.
+    `checkpoint_slot` is held besides the running slot: a published checkpoint lent to a reader, or a private slot into which
+    one is being received.
     """
 
     chain: TokenChain
     blocks: list[BlockId] = field(default_factory=list)
     slot: SlotId | None = None
+    checkpoint_slot: SlotId | None = None
     written_tokens: int = 0
     position: int = 0
     resumed_tokens: int = 0
@@ -143,6 +146,22 @@ class Cache(Protocol):
 
         Best effort: False when no slot is free, what would go for it is worth more, or the tree already has it.
         """
+        ...
+
+    def lend_checkpoint(self, holding: Holding, position: int) -> SlotId | None:
+        """References the published checkpoint after `position` tokens of the holding's chain until `release`, so that
+        another worker can read it; None where there is none. A holding lends one at most: asked again, the same."""
+        ...
+
+    def take_checkpoint_slot(self, holding: Holding, position: int) -> SlotId | None:
+        """A slot into which a checkpoint at `position` can be received from outside the compute stream. Best effort: None
+        when no slot is free or what would go for it is worth more. It is the holding's until stored or released."""
+        ...
+
+    def store_checkpoint(self, holding: Holding, tag: StateTag) -> bool:
+        """What was received into the checkpoint slot is confirmed: publishes it, after the blocks below it. False, and
+        the slot is given back, where the tree already has that state. Raises ValueError unless `tag` names a position of this
+        chain with valid KV."""
         ...
 
     def release(self, holding: Holding, *, donate: bool) -> None:

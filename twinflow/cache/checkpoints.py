@@ -1,4 +1,4 @@
-"""Where a prompt's states are worth saving: a pure plan, made once the hit is known, followed by the engine's chunks.
+"""Where a request's states are worth saving: a pure plan, made once the hit is known, followed by the engine's chunks.
 
 The end of a request donates its slot and needs no plan; here is what is copied in passing:
 
@@ -7,7 +7,8 @@ The end of a request donates its slot and needs no plan; here is what is copied 
 * JUNCTION: attention reached deeper than any checkpoint, so an earlier prompt went another way from there on. The next
   sibling resumes where the reach ended, rounded down to a block: siblings often agree on a few tokens more by accident, and
   a state behind those is of no use to the others.
-* INTERVAL: multiples of a distance, for prompts that will part where nobody has parted yet.
+* INTERVAL: multiples of a distance, for prompts that will part where nobody has parted yet; while generating, too, since
+  the next turn may keep only a part of a long reply.
 """
 
 from enum import IntEnum
@@ -34,13 +35,19 @@ def default_interval_tokens(layout: CacheLayout) -> int:
 
 
 def checkpoint_positions(
-    resumed_tokens: int, reach_tokens: int, prompt_tokens: int, block_tokens: int, interval_tokens: int
+    resumed_tokens: int,
+    reach_tokens: int,
+    prompt_tokens: int,
+    block_tokens: int,
+    interval_tokens: int,
+    total_tokens: int = 0,
 ) -> dict[int, CheckpointKind]:
     """Positions, ascending, at which to end a chunk and save the state, each with its reason. All of them are block
-    boundaries in (`resumed_tokens`, `prompt_tokens`); the prompt's own end is never among them.
+    boundaries in (`resumed_tokens`, `total_tokens`), the most that prompt and reply can have; from `prompt_tokens` on they
+    are those at intervals alone. A reply that ends earlier never comes by the rest.
 
     `interval_tokens` 0 = none at intervals; otherwise rounded up to whole blocks, and none within half of it of a deeper
-    position that is saved anyway.
+    position that is saved anyway, nor of the prompt's last one.
     """
     last = (prompt_tokens - 1) // block_tokens * block_tokens
     cuts: dict[int, CheckpointKind] = {}
@@ -55,4 +62,6 @@ def checkpoint_positions(
         for at in range((resumed_tokens // step + 1) * step, last, step):
             if not any(0 <= f - at < step // 2 or f == at for f in fixed):
                 cuts[at] = CheckpointKind.INTERVAL
+        first = -(-max(prompt_tokens, resumed_tokens + 1, last + step // 2) // step) * step
+        cuts.update(dict.fromkeys(range(first, total_tokens, step), CheckpointKind.INTERVAL))
     return dict(sorted(cuts.items()))

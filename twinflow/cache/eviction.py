@@ -1,24 +1,20 @@
 """What goes when a pool is full: the unreferenced entry of the lowest priority (`worth.py`).
 
-Blocks go deepest first, so that a reach never has holes; of checkpoints that are worth the same the shallowest goes first
-(whoever used the deeper one does not need it).
+Blocks go deepest first, so that a reach never has holes. Of checkpoints that are worth the same the shallowest goes first
+(whoever used the deeper one does not need it), and of those at intervals of one path always: if one of them is due, the
+shallowest goes in its stead.
 """
 
-import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from twinflow.cache.base import BlockId, SlotId
+from twinflow.cache.heap import Key, UnitHeap
 from twinflow.cache.pool import Pool
-from twinflow.cache.tree import Node, PrefixTree
+from twinflow.cache.tree import PrefixTree
 from twinflow.cache.worth import Policy
 
 U = TypeVar("U", bound=int)
-
-SWEEP_EVERY = 4  # evictions look at one entry again
-COMPACT_FACTOR = 4  # rebuild the heap when it is this many times the pool
-
-Key = tuple[float, int]  # priority, rank
 
 
 class Queue(Generic[U]):
@@ -26,35 +22,37 @@ class Queue(Generic[U]):
     A priority that has fallen counts once the unit is offered again, or when the sweep comes by."""
 
     def __init__(self, pool: Pool[U], key: Callable[[U], Key], ready: Callable[[U], bool]) -> None:
-        self._pool = pool
+        self._heap = UnitHeap(pool.size, pool.unit)
         self._key = key
         self._ready = ready
-        self._heap: list[tuple[float, int, U]] = []
-        self._cursor = self._peeks = 0
+        self._cursor = 0
+
+    def __contains__(self, u: U) -> bool:
+        return u in self._heap
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def check_order(self) -> None:
+        """Raises AssertionError if the heap is none."""
+        self._heap.check_order()
 
     def offer(self, u: U) -> None:
         """`u` may be evicted from now on, as far as is known, and its priority is this."""
-        heapq.heappush(self._heap, (*self._key(u), u))
-        self._compact()
-
-    def _compact(self) -> None:
-        if len(self._heap) > COMPACT_FACTOR * self._pool.total + 64:
-            self._heap = [(*self._key(v), v) for v in self.units() if self._ready(v)]
-            heapq.heapify(self._heap)
+        self._heap.put(u, self._key(u))
 
     def peek(self) -> tuple[float, U] | None:
         """(priority, unit) of the next one to go, or None."""
         self._sweep()
         while self._heap:
-            at, rank, u = self._heap[0]
+            u = self._heap.at(0)
             if not self._ready(u):
-                heapq.heappop(self._heap)
+                self._heap.remove(u)
                 continue
             now = self._key(u)
-            if now == (at, rank):
-                return at, u
-            heapq.heapreplace(self._heap, (*now, u))
-            if self._heap[0][2] == u:
+            if now != self._heap.key(u):
+                self._heap.put(u, now)
+            if self._heap.at(0) == u:
                 return now[0], u
         return None
 
@@ -63,22 +61,17 @@ class Queue(Generic[U]):
         found = self.peek()
         if found is None:
             return None
-        heapq.heappop(self._heap)
+        self._heap.remove(found[1])
         return found[1]
 
-    def units(self) -> set[U]:
-        return {u for _, _, u in self._heap}
-
     def _sweep(self) -> None:
-        """Looks again at one entry now and then: what a class of entries is worth can change while none of them is touched."""
-        self._peeks += 1
-        if self._peeks % SWEEP_EVERY or not self._heap:
+        """Looks again at one entry each time: what a class of entries is worth can change while none of them is touched."""
+        if not self._heap:
             return
         self._cursor = (self._cursor + 1) % len(self._heap)
-        at, rank, u = self._heap[self._cursor]
-        if self._ready(u) and (now := self._key(u)) < (at, rank):
-            heapq.heappush(self._heap, (*now, u))
-            self._compact()
+        u = self._heap.at(self._cursor)
+        if self._ready(u) and (now := self._key(u)) < self._heap.key(u):
+            self._heap.put(u, now)
 
 
 class Evictor:
@@ -98,65 +91,73 @@ class Evictor:
     def evict_block(self) -> bool:
         block = self.block_queue.pop()
         if block is not None:
-            self._drop(self._tree.block_nodes[block])
+            self._drop(block)
         return block is not None
 
     def evict_slot(self) -> bool:
         slot = self.slot_queue.pop()
-        if slot is not None:
-            self._tree.drop_state(slot)
-        return slot is not None
+        if slot is None:
+            return False
+        first = self._first_of_path(slot)
+        if first != slot:
+            self.slot_queue.offer(slot)
+        self._tree.drop_state(first)
+        return True
 
-    def evict_with_descendants(self, node: Node) -> None:
+    def _first_of_path(self, slot: SlotId) -> SlotId:
+        """Of the checkpoints at intervals on the way to such a one, the shallowest that can go."""
+        first, at = slot, self._policy.before(slot) if self._policy.thinned(slot) else None
+        while at is not None:
+            if self._policy.thinned(at) and self._slots.reclaimable[at]:
+                first = at
+            at = self._policy.before(at)
+        return first
+
+    def evict_with_descendants(self, block: BlockId) -> None:
         """Drops an evictable block and what hangs below it, deepest first."""
-        for each in reversed(list(self.subtree(node))):
+        for each in reversed(self._subtree(block)):
             self._drop(each)
 
-    def subtree(self, node: Node) -> list[Node]:
-        """`node` and the nodes below it that have a block, parents before children."""
-        found = [node]
+    def _subtree(self, block: BlockId) -> list[BlockId]:
+        """The block and those below it, parents before children."""
+        found = [block]
         for each in found:
-            found.extend(each.children[key] for key in each.kv_order)
+            found.extend(self._tree.links.children(each))
         return found
 
-    def _drop(self, node: Node) -> None:
-        orphans = self._tree.carried(node)
-        self._tree.drop_block(node)
+    def _drop(self, block: BlockId) -> None:
+        orphans, parent = self._tree.carried(block), self._tree.links.parent(block)
+        self._tree.drop_block(block)
         for slot in orphans:
             if self._slots.reclaimable[slot]:
                 self.slot_queue.offer(slot)
-        if node.parent is not None:
-            self._offer_node(node.parent)
+        if parent is not None:
+            self._offer_block(parent)
 
-    def _state_dropped(self, slot: SlotId, node: Node, tail: bytes) -> None:
-        """The block that carried it is worth less now."""
+    def _state_dropped(self, slot: SlotId, carriers: Sequence[BlockId]) -> None:
+        """The blocks that carried it are worth less now."""
         self._policy.dropped(slot)
-        carrier = self._tree.closest(node, tail)[0] if tail else node
-        if carrier is not None:
-            self._offer_node(carrier)
+        for block in carriers:
+            self._offer_block(block)
 
-    def _offer_node(self, node: Node) -> None:
-        """`node` may have become a leaf."""
-        if node.kv is not None and self._block_ready(node.kv):
-            self.block_queue.offer(node.kv)
+    def _offer_block(self, block: BlockId) -> None:
+        """`block` may have become a leaf."""
+        if self._block_ready(block):
+            self.block_queue.offer(block)
 
     def _block_key(self, block: BlockId) -> Key:
-        return self._policy.block(block), -self._tree.block_nodes[block].position
+        return self._policy.block(block), -self._tree.position(block)
 
     def _slot_key(self, slot: SlotId) -> Key:
-        node, tail = self._tree.slot_homes[slot]
-        return self._policy.slot(slot), node.state_position(tail)
+        return self._policy.slot(slot), self._tree.tails.saved[slot].position
 
     def _block_ready(self, block: BlockId) -> bool:
-        node = self._tree.block_nodes.get(block)
-        return node is not None and bool(self._blocks.reclaimable[block]) and not node.kv_order
+        return bool(self._blocks.reclaimable[block]) and not self._tree.links.has_children(block)
 
     def _block_changed(self, block: BlockId, reclaimable: bool) -> None:
-        node = self._tree.block_nodes.get(block)
-        if node is None:  # just dropped
-            return
-        self._tree.reclaimable_changed(node)
-        self._offer_node(node)
+        if self._blocks.published[block]:  # else just dropped
+            self._tree.reclaimable_changed(block)
+            self._offer_block(block)
 
     def _slot_changed(self, slot: SlotId, reclaimable: bool) -> None:
         if reclaimable:

@@ -9,6 +9,7 @@ one empty step (`begin_step`, event, `end_step`), so that this memory is not wit
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import BlockId, Copier, Holding, Match, PoolCounts, SlotId
@@ -19,9 +20,9 @@ from twinflow.cache.integrity import check
 from twinflow.cache.mover import Mover
 from twinflow.cache.plan import Plan, Planner, group_hits
 from twinflow.cache.pool import Pool, StepClock
-from twinflow.cache.publish import Live, Publisher
+from twinflow.cache.publish import Publisher
 from twinflow.cache.room import Room
-from twinflow.cache.tree import Found, Node, PrefixTree
+from twinflow.cache.tree import Found, PrefixTree
 from twinflow.cache.worth import Recency, Worth
 from twinflow.contracts.errors import BadRequest, TooLong
 from twinflow.contracts.events import CacheEvent, EventKind
@@ -29,6 +30,14 @@ from twinflow.contracts.groups import CacheLayout
 from twinflow.contracts.hashing import TokenChain
 from twinflow.contracts.hits import usable_tokens
 from twinflow.contracts.tags import StateTag
+
+
+@dataclass(slots=True)
+class Live:
+    """An unreleased holding. `saved_tokens`: where its path's deepest checkpoint is that it resumed from or has stored."""
+
+    holding: Holding
+    saved_tokens: int = 0
 
 
 class HybridCache:
@@ -56,7 +65,7 @@ class HybridCache:
         self._room = Room(geometry, self._tree, self._blocks, self._slots, self._evictor, self._policy, self._mover)
         self._planner = Planner(layout, self._tree, self._slots, self._room)
         self._publisher = Publisher(self._tree, self._blocks, self._slots)
-        self._live: dict[int, Live] = {}  # unreleased holdings by id(); `Live` keeps them alive, so ids are unique
+        self._live: dict[int, Live] = {}  # unreleased holdings by id(); kept alive by it, so ids are unique
         self._tick = 0  # logical time of the last verb that used something
 
     def match(self, chain: TokenChain) -> Match:
@@ -127,21 +136,20 @@ class HybridCache:
         holding.written_tokens = max(holding.written_tokens, position)
 
     def commit(self, holding: Holding) -> None:
-        live = self._require(holding)
+        self._require(holding)
         if holding.position // self._block_tokens > holding.published_blocks:
-            self._publisher.publish(live, holding.position // self._block_tokens)
+            self._publisher.publish(holding, holding.position // self._block_tokens)
 
     def checkpoint(self, holding: Holding, kind: CheckpointKind = CheckpointKind.BOUNDARY) -> bool:
         live = self._require(holding)
         if holding.slot is None or holding.position == 0:
             return False
         self._tick += 1
-        node, tail = self._publisher.home(live, holding.position)
-        if tail in node.states:
-            self._slots.used[node.states[tail]] = self._tick
-            self._saved(live, node.states[tail])
+        there = self._tree.state_at(holding.chain, holding.position)
+        if there is not None:
+            self._slots.used[there] = self._tick
+            live.saved_tokens = holding.position
             return False
-        self._tree.prune(node)
         loss = self._room.lowest_for_slot()
         if loss is None or loss > self._policy.expected(kind, self._before(live)[1], self._tick):
             return False
@@ -149,12 +157,51 @@ class HybridCache:
         try:
             self._mover.copy_slot(holding.slot, slot)
             before = self._before(live)
-            self._tree.store_state(*self._publisher.home(live, holding.position), slot)
+            self._tree.store_state(holding.chain, holding.position, slot)
             self._policy.stored(slot, kind, *before)
-            self._saved(live, slot)
+            live.saved_tokens = holding.position
         finally:
             self._slots.unref(slot, self._tick, retire=False)
         return True
+
+    def lend_checkpoint(self, holding: Holding, position: int) -> SlotId | None:
+        self._require(holding)
+        if holding.checkpoint_slot is not None:
+            return holding.checkpoint_slot
+        slot = self._tree.state_at(holding.chain, position)
+        if slot is not None:
+            self._tick += 1
+            self._slots.ref(slot, self._tick)
+            holding.checkpoint_slot = slot
+        return slot
+
+    def take_checkpoint_slot(self, holding: Holding, position: int) -> SlotId | None:
+        self._require(holding)
+        loss, slots = self._room.lowest_for_slot(), self._room.fit(0, 1, off_stream=True)
+        worth = self._policy.expected(CheckpointKind.JUNCTION, position, self._tick)
+        if holding.checkpoint_slot is not None or slots is None or loss is None or loss > worth:
+            return None
+        self._room.move(slots, off_stream=True)
+        holding.checkpoint_slot = self._room.take_slot(off_stream=True)
+        return holding.checkpoint_slot
+
+    def store_checkpoint(self, holding: Holding, tag: StateTag) -> bool:
+        live, slot = self._require(holding), holding.checkpoint_slot
+        if slot is None or not 0 < tag.position <= holding.written_tokens:
+            raise ValueError(
+                f"no state at {tag.position} was received: slot {slot}, KV of {holding.written_tokens} tokens"
+            )
+        if tag != (expected := StateTag(holding.chain.prefix_hash(tag.position), tag.position, self._fingerprint)):
+            raise ValueError(f"received checkpoint is tagged {tag}, expected {expected}")
+        self._tick += 1
+        new = self._tree.state_at(holding.chain, tag.position) is None
+        if new:
+            self._tree.store_state(holding.chain, tag.position, slot)
+            self._policy.stored(slot, CheckpointKind.JUNCTION, None, tag.position)
+            live.saved_tokens = tag.position
+        holding.checkpoint_slot = None
+        self._slots.unref(slot, self._tick, retire=False)
+        return new
 
     def release(self, holding: Holding, *, donate: bool) -> None:
         if holding.released:
@@ -162,13 +209,14 @@ class HybridCache:
         live = self._require(holding, slot=None)
         self._tick += 1
         before = self._before(live)
-        stored = self._publisher.donate(live, self._tick) if donate else None
+        stored = self._publisher.donate(holding, self._tick) if donate else None
         if stored is not None:
             self._policy.stored(stored, CheckpointKind.END, *before)
         for block in reversed(holding.blocks):
             self._blocks.unref(block, self._tick)
-        if holding.slot is not None:
-            self._slots.unref(holding.slot, self._tick)
+        for slot in (holding.slot, holding.checkpoint_slot):
+            if slot is not None:
+                self._slots.unref(slot, self._tick)
         holding.released = True
         del self._live[id(holding)]
 
@@ -212,19 +260,19 @@ class HybridCache:
     def snapshot(self) -> tuple[int, Sequence[CacheEvent]]:
         last = self._log.sequence
         stored: list[CacheEvent] = []
-        for node in self._tree.nodes():
-            if node.kv is not None and not self._tree.is_partial(node):
-                stored.append(CacheEvent(last, EventKind.BLOCK_STORED, node.prefix_hash, node.position))
-            for tail in node.states:
-                at = node.state_position(tail)
-                stored.append(CacheEvent(last, EventKind.CHECKPOINT_STORED, node.state_hash(tail), at))
+        for block in self._tree.blocks():
+            if not self._tree.is_partial(block):
+                position = self._tree.position(block)
+                stored.append(CacheEvent(last, EventKind.BLOCK_STORED, self._tree.name(block), position))
+        for saved in self._tree.tails.saved.values():
+            stored.append(CacheEvent(last, EventKind.CHECKPOINT_STORED, saved.name, saved.position))
         return last, stored
 
     def counts(self) -> dict[str, PoolCounts]:
         return {self._blocks.name: self._blocks.counts(), self._slots.name: self._slots.counts()}
 
     def stored(self) -> dict[str, int]:
-        return {self._blocks.name: len(self._tree.block_nodes), self._slots.name: len(self._tree.slot_homes)}
+        return {self._blocks.name: len(self._tree), self._slots.name: len(self._tree.tails.saved)}
 
     def max_request_tokens(self) -> int:
         if not self.geometry.slots:
@@ -238,7 +286,7 @@ class HybridCache:
     def _execute(self, chain: TokenChain, found: Found, plan: Plan) -> Holding:
         """Carries out a plan that fits. What is only copied from is referenced meanwhile, so that it is not evicted."""
         holding = self._hold_path(chain, found, plan.full, plan.checkpoint)
-        source = plan.common.kv if plan.common is not None else None
+        source = plan.common
         if source is not None:
             self._blocks.ref(source, self._tick)
         if plan.checkpoint is not None:
@@ -266,7 +314,8 @@ class HybridCache:
                 self._slots.unref(plan.checkpoint, self._tick, retire=False)
         live = self._live[id(holding)]
         if plan.checkpoint is not None:
-            self._saved(live, self._policy.before(plan.checkpoint) if plan.take_over_slot else plan.checkpoint)
+            slot = self._policy.before(plan.checkpoint) if plan.take_over_slot else plan.checkpoint
+            live.saved_tokens = 0 if slot is None else self._tree.tails.saved[slot].position
         self._take_over(plan)
         holding.written_tokens = holding.hit_attention_tokens = plan.reach_tokens
         holding.position = holding.resumed_tokens = plan.resume_tokens
@@ -274,35 +323,31 @@ class HybridCache:
 
     def _take_over(self, plan: Plan) -> None:
         """The holding has the only reference: what it will write into leaves the tree."""
-        if plan.take_over_block and plan.common is not None and plan.common.kv is not None:
-            assert self._blocks.exclusive(plan.common.kv)
+        if plan.take_over_block and plan.common is not None:
+            assert self._blocks.exclusive(plan.common)
             self._tree.drop_block(plan.common)
         if plan.take_over_slot and plan.checkpoint is not None:
             assert self._slots.exclusive(plan.checkpoint)
             self._tree.drop_state(plan.checkpoint)
 
-    def _hold_path(self, chain: TokenChain, found: Found, full: Sequence[Node], checkpoint: SlotId | None) -> Holding:
+    def _hold_path(
+        self, chain: TokenChain, found: Found, full: Sequence[BlockId], checkpoint: SlotId | None
+    ) -> Holding:
         """A new holding with references on full blocks, that will resume at `checkpoint`."""
         self._tick += 1
         self._policy.hit(found, checkpoint, self._tick)
         holding = Holding(chain, published_blocks=len(full), hit_checkpoints=tuple(found.checkpoints))
-        for node in full:
-            assert node.kv is not None
-            self._blocks.ref(node.kv, self._tick)
-            holding.blocks.append(node.kv)
-        self._live[id(holding)] = Live(holding, full[-1] if full else None)
+        for block in full:
+            self._blocks.ref(block, self._tick)
+        holding.blocks += full
+        self._live[id(holding)] = Live(holding)
         return holding
-
-    def _saved(self, live: Live, slot: SlotId | None) -> None:
-        live.saved = None if slot is None else self._tree.slot_homes.get(slot)
 
     def _before(self, live: Live) -> tuple[SlotId | None, int]:
         """The deepest checkpoint that this holding knows of on its path, if it is still there, and how far it is behind."""
-        node, tail = live.saved or (None, b"")
-        slot = node.states.get(tail) if node is not None else None
-        if node is None or slot is None:
-            return None, live.holding.position
-        return slot, live.holding.position - node.state_position(tail)
+        at, position = live.saved_tokens, live.holding.position
+        slot = self._tree.state_at(live.holding.chain, at) if at else None
+        return (None, position) if slot is None else (slot, position - at)
 
     def _require(self, holding: Holding, *, slot: bool | None = True) -> Live:
         """Raises ValueError for a holding that is released, of another cache, or without (with) a slot."""

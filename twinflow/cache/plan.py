@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinflow.cache.base import SlotId
+from twinflow.cache.base import BlockId, SlotId
 from twinflow.cache.pool import Pool
 from twinflow.cache.room import Room
-from twinflow.cache.tree import Found, Node, PrefixTree
+from twinflow.cache.tree import Found, PrefixTree
 from twinflow.contracts.groups import CacheLayout, GroupKind
-from twinflow.contracts.hashing import TOKEN_BYTES
 from twinflow.contracts.hits import GroupHit, usable_tokens
 
 
@@ -16,8 +15,8 @@ from twinflow.contracts.hits import GroupHit, usable_tokens
 class Plan:
     """`take_over_*`: the matched unit itself is used and leaves the tree, otherwise it is copied."""
 
-    full: Sequence[Node]  # shared by reference
-    common: Node | None  # a block whose first tokens are hit
+    full: Sequence[BlockId]  # shared by reference
+    common: BlockId | None  # a block whose first tokens are hit
     reach_tokens: int
     resume_tokens: int
     checkpoint: SlotId | None
@@ -58,7 +57,7 @@ class Planner:
         return plan
 
     def _plan(
-        self, found: Found, common: Node | None, prompt_tokens: int, total_blocks: int, *, resumes: bool = True
+        self, found: Found, common: BlockId | None, prompt_tokens: int, total_blocks: int, *, resumes: bool = True
     ) -> Plan | None:
         block_tokens = self._layout.block_tokens
         reach = len(found.full) * block_tokens + (found.common_tokens if common is not None else 0)
@@ -69,7 +68,7 @@ class Planner:
         take_block = (
             common is not None
             and self._tree.is_partial(common)
-            and found.common_tokens * TOKEN_BYTES == len(common.tokens)
+            and self._tree.position(common) == reach
             and self._tree.evictable(common)
         )
         new_blocks = total_blocks - len(found.full) - take_block

@@ -3,13 +3,13 @@
 A unit is in exactly one state, derived from four facts: references, I/O pins, whether the tree publishes it, and the last
 launched step that may touch it. Every mutator changes one fact and settles the unit, so that counters cost O(changed).
 
+Facts of all units are flat arrays; those that few units have at a time (pins, unfinished steps, queued copies) are dicts.
 The pool knows neither tokens nor the tree: a listener is told when a unit becomes reclaimable or stops being so.
 """
 
-import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Generic, TypeVar
 
@@ -46,26 +46,21 @@ class Pool(Generic[U]):
         self.name = name
         self.size = size
         self.total = size if total is None else total
-        self.state = [UnitState.FREE] * self.total + [UnitState.AWAY] * (size - self.total)
+        self.unit = unit
+        self.state = bytearray([UnitState.FREE]) * self.total + bytearray([UnitState.AWAY]) * (size - self.total)
         self.refs = array("I", bytes(4 * size))
-        self.pins = array("I", bytes(4 * size))
+        self.pins: dict[U, int] = {}  # only of pinned units
         self.published = bytearray(size)  # 0 or 1, as the other bytearrays
         self.used = array("q", bytes(8 * size))  # tick of the last use, for eviction
         self.reclaimable = bytearray(size)  # cached and without I/O: may be evicted
         self.reclaimable_count = 0
         self.listener: Callable[[U, bool], None] | None = None
         self._steps = steps
-        self.units = [unit(i) for i in range(size)]
-        self._free = self.units[: self.total]  # a heap: lowest index first; may list units that are no longer free
-        self._listed = bytearray([1] * self.total + [0] * (size - self.total))  # in `_free`
+        self.lowest = 0  # no unit below is free
         self._count = [self.total, 0, 0, 0, size - self.total]  # by UnitState
-        self._pinned = 0
-        self._retired = array("q", bytes(8 * size))  # step that must be done before the unit changes owner
+        self._retired: dict[U, int] = {}  # step that must be done before the unit changes owner
         self._retiring: deque[tuple[int, U]] = deque()  # ascending steps
-        self._fence = array(
-            "q", bytes(8 * size)
-        )  # step that must be done before anything off the compute stream may write here
-        self._fenced: set[U] = set()
+        self._fenced: dict[U, int] = {}  # step that must be done before anything off the compute stream may write here
 
     @property
     def free(self) -> int:
@@ -73,20 +68,23 @@ class Pool(Generic[U]):
 
     def counts(self) -> PoolCounts:
         free, cached, held, doomed, _ = self._count
-        return PoolCounts(self.total, free, cached, held, doomed, self._pinned)
+        return PoolCounts(self.total, free, cached, held, doomed, len(self.pins))
 
-    def listed_units(self) -> set[U]:
-        """Units that `take` can come across. Every free one is among them."""
-        return set(self._free)
+    def is_free(self, u: U) -> bool:
+        return self.state[u] == UnitState.FREE
+
+    def span(self, start: int, end: int) -> list[U]:
+        """Units `start` to `end`, exclusive."""
+        return [self.unit(i) for i in range(start, end)]
 
     def exclusive(self, u: U, *, references: int = 1) -> bool:
         """Whether the one holder of `u` may write into it, move it or take it over: one reference (a lease is one), no
         I/O, no unfinished step of an earlier owner. With `references` 0: whether nobody has it and it may be evicted."""
-        return self.refs[u] == references and not self.pins[u] and self._retired[u] <= self._steps.done
+        return self.refs[u] == references and u not in self.pins and u not in self._retired
 
     def available(self, *, off_stream: bool) -> int:
         """Free units. `off_stream`: only those that no copy queued on the compute stream still reads or writes."""
-        return self.free - (self._fenced_in(UnitState.FREE) if off_stream else 0)
+        return self.free - (sum(self.is_free(u) for u in self._fenced) if off_stream else 0)
 
     def fenced_reclaimable(self) -> int:
         """Published units that could be evicted but not yet be written off the compute stream."""
@@ -95,14 +93,19 @@ class Pool(Generic[U]):
     def take(self, count: int, *, off_stream: bool = False) -> list[U]:
         """`count` free units with one reference each, lowest first. The caller has made sure that they are there."""
         taken: list[U] = []
-        skipped: list[U] = []
+        skipped: int | None = None
+        at = self.lowest
         while len(taken) < count:
-            u = heapq.heappop(self._free)
-            self._listed[u] = False
-            if self.state[u] is UnitState.FREE:
-                (skipped if off_stream and self.is_fenced(u) else taken).append(u)
-        for u in skipped:
-            self._list(u)
+            at = self.state.find(UnitState.FREE, at)
+            if at < 0:
+                raise ValueError(f"{count} {self.name} units were asked for, {len(taken)} are free")
+            u = self.unit(at)
+            if off_stream and u in self._fenced:
+                skipped = at if skipped is None else skipped
+            else:
+                taken.append(u)
+            at += 1
+        self.lowest = at if skipped is None else skipped
         for u in taken:
             self.refs[u] = 1
             self._settle(u)
@@ -133,56 +136,54 @@ class Pool(Generic[U]):
         self._settle(u)
 
     def pin(self, u: U) -> None:
-        if not 0 <= u < self.total or self.state[u] is UnitState.FREE:
+        if not 0 <= u < self.total or self.is_free(u):
             raise ValueError(f"{self.name} {u} is not in use and cannot be the source or destination of I/O")
-        self.pins[u] += 1
-        self._pinned += self.pins[u] == 1
+        self.pins[u] = self.pins.get(u, 0) + 1
         self._settle(u)
 
     def unpin(self, u: U) -> None:
-        if not 0 <= u < self.total or not self.pins[u]:
+        if u not in self.pins:
             raise ValueError(f"{self.name} {u} is not pinned by I/O")
         self.pins[u] -= 1
-        self._pinned -= self.pins[u] == 0
+        if not self.pins[u]:
+            del self.pins[u]
         self._settle(u)
 
     def fence(self, u: U) -> None:
         """A copy was queued on the compute stream that reads or writes `u`; it is done when the next step is done."""
-        self._fence[u] = self._steps.launched + 1
-        self._fenced.add(u)
+        self._fenced[u] = self._steps.launched + 1
 
     def is_fenced(self, u: U) -> bool:
         """Whether a copy that is still queued reads or writes `u`."""
-        return self._fence[u] > self._steps.done
-
-    def fence_over(self, units: Sequence[U]) -> int:
-        """The step behind which no queued copy touches any of these."""
-        return max((self._fence[u] for u in units), default=0)
+        return u in self._fenced
 
     def extend(self, total: int, fence: int) -> None:
         """Units up to `total` are there from now on, free; their bytes are fenced until step `fence` is done."""
-        for u in self.units[self.total : total]:
-            self._fence[u] = fence
-            if fence > self._steps.done:
-                self._fenced.add(u)
-        added, self.total = self.units[self.total : total], total
+        added, self.total = self.span(self.total, total), total
         for u in added:
+            if fence > self._steps.done:
+                self._fenced[u] = fence
             self._settle(u)
 
-    def shrink(self, total: int) -> None:
-        """Units from `total` on, all of them free, are gone."""
-        gone, self.total = self.units[total : self.total], total
+    def shrink(self, total: int) -> int:
+        """Units from `total` on, all of them free, are gone. Returns the step behind which no queued copy touches any of
+        their bytes; 0 = none does now."""
+        gone, self.total, fence = self.span(total, self.total), total, 0
         for u in gone:
-            assert self.state[u] is UnitState.FREE, f"{self.name} {u} is {self.state[u].name}"
-            self._fenced.discard(u)
+            assert self.is_free(u), f"{self.name} {u} is {UnitState(self.state[u]).name}"
+            fence = max(fence, self._fenced.pop(u, 0))
             self._settle(u)
+        return fence
 
     def end_step(self) -> None:
         """The clock's `done` has moved: units retired up to it change state."""
         while self._retiring and self._retiring[0][0] <= self._steps.done:
-            self._settle(self._retiring.popleft()[1])
+            step, u = self._retiring.popleft()
+            if self._retired.get(u) == step:  # else a later release outlasts this one
+                del self._retired[u]
+                self._settle(u)
         if self._fenced:
-            self._fenced = {u for u in self._fenced if self._fence[u] > self._steps.done}
+            self._fenced = {u: step for u, step in self._fenced.items() if step > self._steps.done}
 
     def expected_state(self, u: U) -> UnitState:
         """The state that follows from the unit's facts."""
@@ -190,28 +191,20 @@ class Pool(Generic[U]):
             return UnitState.AWAY
         if self.refs[u]:
             return UnitState.HELD
-        if self.pins[u] and not self.published[u]:
+        if u in self.pins and not self.published[u]:
             return UnitState.DOOMED
-        if self._retired[u] > self._steps.done:
+        if u in self._retired:
             return UnitState.HELD
         return UnitState.CACHED if self.published[u] else UnitState.FREE
 
-    def _list(self, u: U) -> None:
-        if not self._listed[u]:
-            self._listed[u] = True
-            heapq.heappush(self._free, u)
-
-    def _fenced_in(self, state: UnitState) -> int:
-        return sum(self.state[u] is state for u in self._fenced)
-
     def _settle(self, u: U) -> None:
         before, after = self.state[u], self.expected_state(u)
-        if after is not before:
+        if after != before:
             self.state[u] = after
             self._count[before] -= 1
             self._count[after] += 1
-            if after is UnitState.FREE:
-                self._list(u)
+            if after == UnitState.FREE:
+                self.lowest = min(self.lowest, int(u))
         reclaimable = bool(self.published[u]) and self.exclusive(u, references=0)
         if reclaimable != self.reclaimable[u]:
             self.reclaimable[u] = reclaimable

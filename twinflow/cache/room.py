@@ -17,8 +17,8 @@ from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import BlockId, SlotId
 from twinflow.cache.eviction import Evictor
 from twinflow.cache.mover import Mover
-from twinflow.cache.pool import Pool, U, UnitState
-from twinflow.cache.tree import Node, PrefixTree
+from twinflow.cache.pool import Pool, U
+from twinflow.cache.tree import PrefixTree
 from twinflow.cache.worth import Policy
 
 
@@ -58,7 +58,7 @@ class Room:
         blocks: int,
         slots: int,
         *,
-        keep_blocks: Collection[Node] = (),
+        keep_blocks: Collection[BlockId] = (),
         keep_slot: SlotId | None = None,
         off_stream: bool = False,
     ) -> int | None:
@@ -67,7 +67,7 @@ class Room:
         What is in `keep_*` has just been matched and is not evicted for it. `off_stream`: for writers that no queued copy
         may meet.
         """
-        kept = sum(self._tree.evictable(n) for n in keep_blocks)
+        kept = sum(self._tree.evictable(b) for b in keep_blocks)
         spare_blocks = self.available_blocks(off_stream=off_stream) - kept - blocks
         idle = keep_slot is not None and bool(self._slots.reclaimable[keep_slot])
         spare_slots = self.available_slots(off_stream=off_stream) - idle - slots
@@ -75,12 +75,11 @@ class Room:
         if spare_blocks >= 0 and spare_slots >= 0:
             return there
         if spare_blocks >= 0 and spare_slots == -1:
-            kept_ids = {n.kv for n in keep_blocks}
             lost = self._between(there + 1, there)
-            ready = all(self._block_ready(b, off_stream) and b not in kept_ids for b in lost)
+            ready = all(self._block_ready(b, off_stream) for b in lost) and not set(lost).intersection(keep_blocks)
             return there + 1 if there < self._geometry.slots and ready and len(lost) <= spare_blocks else None
         for fewer in range(there - 1, max(self._geometry.slot_floor, there - spare_slots) - 1, -1):
-            slot = self._slots.units[fewer]
+            slot = self._slots.unit(fewer)
             if slot == keep_slot or not self._slot_ready(slot, off_stream):
                 return None
             if self._geometry.blocks_beside(fewer) - self._blocks.total + spare_blocks >= 0:
@@ -131,7 +130,7 @@ class Room:
         fewer = self._slots.total - 1
         if fewer < self._geometry.slot_floor:
             return False
-        slot = self._slots.units[fewer]
+        slot = self._slots.unit(fewer)
         if not self._slot_ready(slot, off_stream):
             return False
         if off_stream and self._slots.reclaimable[slot]:
@@ -141,8 +140,8 @@ class Room:
                 return False
             if self._must_move(self._slots, slot):
                 self._mover.move_slot(slot)
-        self._slots.shrink(fewer)
-        self._blocks.extend(self._geometry.blocks_beside(fewer), self._slots.fence_over([slot]))
+        fence = self._slots.shrink(fewer)
+        self._blocks.extend(self._geometry.blocks_beside(fewer), fence)
         return True
 
     def _more_slots(self, off_stream: bool) -> bool:
@@ -153,9 +152,8 @@ class Room:
             return False
         if off_stream:
             for block in lost:
-                node = self._tree.block_nodes.get(block)
-                if node is not None:
-                    self._evictor.evict_with_descendants(node)
+                if self._blocks.published[block]:  # not gone yet with one above it
+                    self._evictor.evict_with_descendants(block)
         else:
             while self._blocks.free < len(lost):
                 if not self._evictor.evict_block():
@@ -163,22 +161,22 @@ class Room:
             for block in lost:
                 if self._must_move(self._blocks, block):
                     self._mover.move_block(block)
-        self._blocks.shrink(self._geometry.blocks_beside(more))
-        self._slots.extend(more, self._blocks.fence_over(lost))
+        fence = self._blocks.shrink(self._geometry.blocks_beside(more))
+        self._slots.extend(more, fence)
         return True
 
     # -- whose loss is smaller
 
     def _slot_should_go(self, off_stream: bool) -> bool:
         if off_stream:
-            return self._slots.state[self._slots.units[self._slots.total - 1]] is UnitState.FREE
+            return self._slots.is_free(self._slots.unit(self._slots.total - 1))
         slot, block = self._lowest_slot(), self._evictor.block_queue.peek()
         return slot is not None and (block is None or slot < block[0])
 
     def _blocks_should_go(self, off_stream: bool) -> bool:
         if off_stream:
             there = self._slots.total
-            return all(self._blocks.state[b] is UnitState.FREE for b in self._between(there + 1, there))
+            return all(self._blocks.is_free(b) for b in self._between(there + 1, there))
         slot, block = self._lowest_slot(), self._lowest_block()
         return block is not None and (slot is None or block < slot)
 
@@ -205,19 +203,18 @@ class Room:
 
     def _between(self, slots: int, fewer: int) -> list[BlockId]:
         """Blocks that are there beside `fewer` slots and not beside `slots`."""
-        return self._blocks.units[self._geometry.blocks_beside(slots) : self._geometry.blocks_beside(fewer)]
+        return self._blocks.span(self._geometry.blocks_beside(slots), self._geometry.blocks_beside(fewer))
 
     def _block_ready(self, block: BlockId, off_stream: bool) -> bool:
         """Whether the boundary may pass: free, or nobody's and movable. A transfer cannot wait for a copy: for one, what is
         there must be evicted, with all below it."""
-        if self._blocks.state[block] is UnitState.FREE:
+        if self._blocks.is_free(block):
             return not (off_stream and self._blocks.is_fenced(block))
         if not off_stream:
             return bool(self._blocks.reclaimable[block])
-        node = self._tree.block_nodes.get(block)
-        return node is not None and self._tree.evictable(node) and not self._blocks.is_fenced(block)
+        return self._tree.evictable(block) and not self._blocks.is_fenced(block)
 
     def _slot_ready(self, slot: SlotId, off_stream: bool) -> bool:
         if off_stream and self._slots.is_fenced(slot):
             return False
-        return bool(self._slots.reclaimable[slot]) or self._slots.state[slot] is UnitState.FREE
+        return bool(self._slots.reclaimable[slot]) or self._slots.is_free(slot)

@@ -10,9 +10,12 @@ The horizon is a part of the time in which the cache is written once over. Per b
 
 * A checkpoint that is `gain` tokens deeper than the one before it saves their recomputing, and needs its slot and their KV:
   worth = p · gain / (gain + slot bytes in tokens of KV). When the one before goes, its gain falls to those behind it. p, the
-  share of its kind that is resumed from (again), is learnt.
+  share of its kind that is resumed from (again) before it goes, is learnt when one is resumed from or goes: not when it is
+  saved, or a kind would be given up before its first ones had time to prove themselves.
 * A block is worth as much as the best checkpoint that it carries. Without one it saves no computing, only its transfer from
   a peer, and shows where prompts part: `BARE_BLOCK` of what a new checkpoint is worth.
+* No checkpoint is worth less than such a block. What is evicted early cannot prove itself; and were the state of a request
+  that has just ended the first to go, the boundary would swing by a slot with every request.
 * A checkpoint whose KV is gone is worth nothing: whoever computes the KV again passes by that state.
 """
 
@@ -29,8 +32,7 @@ BARE_BLOCK = 0.1
 LONGEST_COUNT = 3  # resumed from this often or more is one class
 PRIOR_TRIES = 8.0  # until it has been tried about as often, a class is thought to be like all others
 MEMORY_TRIES = 512.0  # older experience counts half
-LEAST_CHANCE = 0.1  # of a new checkpoint's: what is evicted early cannot prove itself
-HORIZONS = 0.25  # of the time in which the cache is written once over
+HORIZONS = 0.5  # of the time in which the cache is written once over
 
 Class = tuple[CheckpointKind, int]  # kind, times resumed from
 
@@ -70,6 +72,10 @@ class Policy(Protocol):
         """The next shallower checkpoint of its path, as far as is known."""
         ...
 
+    def thinned(self, slot: SlotId) -> bool:
+        """Whether it is one of those that a path is thinned of from the shallow end, whatever each of them is worth."""
+        ...
+
     def took(self, blocks: int, tick: int) -> None:
         """So many blocks were handed out."""
         ...
@@ -104,6 +110,9 @@ class Recency:
     def before(self, slot: SlotId) -> SlotId | None:
         return None
 
+    def thinned(self, slot: SlotId) -> bool:
+        return False
+
     def took(self, blocks: int, tick: int) -> None: ...
 
 
@@ -124,18 +133,16 @@ class Worth:
         self.horizon = float(max(1, blocks.total))
 
     def block(self, block: BlockId) -> float:
-        node = self._tree.block_nodes[block]
-        best = self._blocks.used[block] + self.horizon * (self._chances.log_of_new + LOG_BARE)
-        for slot in self._tree.carried(node):
+        best = self._blocks.used[block] + self.horizon * self._log_of_bare
+        for slot in self._tree.carried(block):
             best = max(best, self._slot(slot))
         return best
 
     def slot(self, slot: SlotId) -> float:
-        node, tail = self._tree.slot_homes[slot]
-        return self._slot(slot) if self._tree.carries(node, tail) else -math.inf
+        return self._slot(slot) if self._tree.carries(slot) else -math.inf
 
     def expected(self, kind: CheckpointKind, gain_tokens: int, tick: int) -> float:
-        return tick + self.horizon * (self._chances.log_of((kind, 0)) + self._log_share(gain_tokens))
+        return tick + self.horizon * self._log_worth((kind, 0), gain_tokens)
 
     def hit(self, found: Found, resumed: SlotId | None, tick: int) -> None:
         if resumed is not None:
@@ -144,13 +151,13 @@ class Worth:
 
     def stored(self, slot: SlotId, kind: CheckpointKind, before: SlotId | None, gain_tokens: int) -> None:
         self._class[slot] = (kind, 0)
-        self._chances.tried((kind, 0))
         self._gain[slot] = gain_tokens
         if before is not None:
             self._before[slot] = before
             self._behind.setdefault(before, []).append(slot)
 
     def dropped(self, slot: SlotId) -> None:
+        self._chances.missed(self._class[slot])
         before, behind = self._before.pop(slot, None), self._behind.pop(slot, [])
         if before is not None:
             self._behind[before].remove(slot)
@@ -176,63 +183,67 @@ class Worth:
     def before(self, slot: SlotId) -> SlotId | None:
         return self._before.get(slot)
 
+    def thinned(self, slot: SlotId) -> bool:
+        return self._class[slot][0] is CheckpointKind.INTERVAL
+
     def took(self, blocks: int, tick: int) -> None:
         self._taken += blocks
         if self._taken >= self._blocks.total:
             self.horizon = max(1.0, HORIZONS * (tick - self._since) * self._blocks.total / self._taken)
             self._taken, self._since = 0, tick
 
+    @property
+    def _log_of_bare(self) -> float:
+        return self._chances.log_of_new + LOG_BARE
+
     def _slot(self, slot: SlotId) -> float:
-        worth = self._chances.log_of(self._class[slot]) + self._log_share(self._gain[slot])
-        return self._slots.used[slot] + self.horizon * worth
+        return self._slots.used[slot] + self.horizon * self._log_worth(self._class[slot], self._gain[slot])
 
-    def _log_share(self, gain_tokens: int) -> float:
-        return math.log(max(1, gain_tokens) / (max(1, gain_tokens) + self._slot_tokens))
+    def _log_worth(self, which: Class, gain_tokens: int) -> float:
+        gain = max(1, gain_tokens)
+        worth = self._chances.log_of(which) + math.log(gain / (gain + self._slot_tokens))
+        return max(worth, self._log_of_bare)
 
 
-LOG_BARE, LOG_LEAST = math.log(BARE_BLOCK), math.log(LEAST_CHANCE)
+LOG_BARE = math.log(BARE_BLOCK)
 
 
 class Chances:
-    """How likely a checkpoint is to be resumed from, learnt per class and in logarithms."""
+    """How likely a checkpoint is to be resumed from before it goes, learnt per class and in logarithms."""
 
     def __init__(self) -> None:
         self._tries: dict[Class, float] = {}
         self._hits: dict[Class, float] = {}
         self._known: dict[Class, float] = {}
-        self._new = [1.0, 2.0]  # hits and tries of all that are new
+        self._new = (0.0, 0.0)  # hits and tries of all that are new
         self.log_of_new = math.log(0.5)
 
     def log_of(self, which: Class) -> float:
         known = self._known.get(which)
         if known is None:
             hits = self._hits.get(which, 0.0) + PRIOR_TRIES * math.exp(self.log_of_new)
-            known = math.log(min(1.0, hits / (self._tries.get(which, 0.0) + PRIOR_TRIES)))
+            known = math.log(hits / (self._tries.get(which, 0.0) + PRIOR_TRIES))
             self._known[which] = known
-        return max(known, self.log_of_new + LOG_LEAST)
+        return known
 
-    def tried(self, which: Class) -> None:
-        """One more of this class."""
-        tries = self._tries.get(which, 0.0) + 1
-        if tries > MEMORY_TRIES:
-            tries /= 2
-            self._hits[which] = self._hits.get(which, 0.0) / 2
-        self._tries[which] = tries
-        self._known.pop(which, None)
-        if which[1] == 0:
-            self._count_new(0.0, 1.0)
+    def missed(self, which: Class) -> None:
+        """One of this class went without being resumed from (again)."""
+        self._count(which, 0.0)
 
     def hit(self, which: Class) -> Class:
         """One of this class was resumed from; returns its class from now on."""
-        self._hits[which] = self._hits.get(which, 0.0) + 1
+        self._count(which, 1.0)
+        return which[0], min(which[1] + 1, LONGEST_COUNT)
+
+    def _count(self, which: Class, hit: float) -> None:
+        self._hits[which], self._tries[which] = _faded(self._hits.get(which, 0.0), self._tries.get(which, 0.0), hit)
         self._known.pop(which, None)
         if which[1] == 0:
-            self._count_new(1.0, 0.0)
-        now = (which[0], min(which[1] + 1, LONGEST_COUNT))
-        self.tried(now)
-        return now
+            self._new = _faded(*self._new, hit)
+            self.log_of_new = math.log((self._new[0] + 1.0) / (self._new[1] + 2.0))
 
-    def _count_new(self, hits: float, tries: float) -> None:
-        fade = 0.5 if self._new[1] > MEMORY_TRIES else 1.0
-        self._new = [fade * self._new[0] + hits, fade * self._new[1] + tries]
-        self.log_of_new = math.log(min(1.0, self._new[0] / self._new[1]))
+
+def _faded(hits: float, tries: float, hit: float) -> tuple[float, float]:
+    """One try more."""
+    fade = 0.5 if tries >= MEMORY_TRIES else 1.0
+    return fade * hits + hit, fade * tries + 1.0

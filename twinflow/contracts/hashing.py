@@ -95,10 +95,9 @@ class TokenChain:
 
     def append(self, ids: Iterable[int]) -> None:
         self._packed += pack_tokens(ids)
-        bt = self.block_tokens
-        while (len(self._hashes) + 1) * bt <= len(self):
-            k = len(self._hashes)
-            self._hashes.append(block_hash(self.parent(k), self.packed(k * bt, (k + 1) * bt)))
+        step = self.block_tokens * TOKEN_BYTES
+        while len(self._packed) >= (k := len(self._hashes)) * step + step:
+            self._hashes.append(block_hash(self.parent(k), bytes(self._packed[k * step : (k + 1) * step])))
 
     def parent(self, blocks: int) -> bytes:
         """Hash of the boundary after `blocks` full blocks (the root for 0)."""

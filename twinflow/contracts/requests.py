@@ -97,3 +97,4 @@ class RequestStats:
     prefill_worker: str = ""
     decode_worker: str = ""
     extra: dict[str, float] = field(default_factory=dict)
+    faulty_prefill_workers: tuple[str, ...] = ()  # whose hand-offs of this request failed, back-pressure excepted

@@ -11,8 +11,18 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """What an engine has done since its start. Rates are differences of two of these; while anything runs it grows."""
+
+    steps: int = 0
+    busy_s: float = 0.0  # in which steps ran
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """A worker's load, as of its last step report."""
+    """A worker's load, as of its last step report. Two loads are equal if they differ in `pace` alone."""
 
     running: int = 0
     waiting: int = 0
@@ -21,6 +31,7 @@ class Load:
     total_blocks: int = 0
     free_slots: int = 0
     total_slots: int = 0
+    pace: Pace = field(default_factory=Pace, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,8 @@ class WorkerRecord:
     block_tokens: int
     draining: bool = False
     load: Load = field(default_factory=Load)
+    block_bytes: int = 0  # of an attention block, 0 = unknown
+    slot_bytes: int = 0  # of a state slot, 0 = unknown
 
     @property
     def key(self) -> tuple[str, str]:

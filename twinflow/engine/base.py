@@ -22,7 +22,7 @@ from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import GenerateRequest, RequestStats, Sample
 from twinflow.contracts.tags import StateTag
 from twinflow.contracts.workers import Load
-from twinflow.transfer.base import PeerArena, PeerKey
+from twinflow.transfer.base import GenerationClosed, GenerationOpened, OfferedState, PeerArena, PeerKey
 
 
 class Mode(Enum):
@@ -41,6 +41,7 @@ class Submit:
     request: GenerateRequest
     mode: Mode
     have_tokens: int = 0  # OFFER: the decode side holds attention KV of these (whole blocks)
+    want_checkpoint_at: int = 0  # OFFER: the decode side wants the state after so many tokens too; 0 = none
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,11 @@ class RunLocal:
 
 @dataclass(frozen=True, slots=True)
 class PullFrom:
-    """Answer to `Matched`: a hand-off is open at `peer`."""
+    """Answer to `Matched`: a hand-off is open at `peer`, which was asked for the state at `want_checkpoint_at` (0 = none)."""
 
     id: str
     peer: PeerArena
+    want_checkpoint_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class FirstTokenArrived:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFinished:
-    """The last blocks and the slot with the state after all prompt tokens."""
+    """The last blocks, the slot with the state after all prompt tokens, and the checkpoint that was asked for, if there is
+    one."""
 
     id: str
     first_index: int
@@ -88,6 +91,7 @@ class PrefillFinished:
     slot_checksum: int
     tag: StateTag
     stats: RequestStats = field(default_factory=RequestStats)
+    checkpoint: OfferedState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +206,7 @@ class Matched:
 @dataclass(frozen=True, slots=True)
 class HandoffLost:
     """CLAIM: the hand-off failed before it was confirmed, everything received is given up; `Matched` follows with what is
-    held now. A first token that was forwarded is a forced prefix from here on."""
+    held now. A first token that was forwarded is a forced prefix from here on. `reason` as in contracts.errors."""
 
     id: str
     reason: str
@@ -231,7 +235,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """OFFER: everything is computed; rest of the blocks, the slot and its tag."""
+    """OFFER: everything is computed; rest of the blocks, the slot and its tag, the checkpoint that was asked for."""
 
     id: str
     first_index: int
@@ -241,6 +245,7 @@ class Prefilled:
     slot_checksum: int
     tag: StateTag
     stats: RequestStats
+    checkpoint: OfferedState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +322,8 @@ class CacheSnapshot:
 
 
 Answer = Flushed | Inspected | MatchFound | CacheSnapshot  # to a command with that token, about no request
-Notice = Matched | HandoffLost | Generated | Offered | Prefilled | PullDone | Done | Answer
+Transfer = GenerationOpened | GenerationClosed  # of this worker's own transfer, about no request
+Notice = Matched | HandoffLost | Generated | Offered | Prefilled | PullDone | Done | Answer | Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +344,7 @@ class Report:
     load: Load
     counts: dict[str, PoolCounts]
     work: Work = field(default_factory=Work)
+    busy_s: float = 0.0  # of the loop's turns with a step, since its start
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class BlockTables:
         self.table = self._mirror.to(device)
         self._used = [0] * rows  # entries of a row that may differ from -1
         self._free = list(range(rows - 1, -1, -1))
+        self.version = 0  # counts the assignments
 
     @property
     def empty_row(self) -> int:
@@ -57,6 +58,7 @@ class BlockTables:
         """Gives the sequence a row with its reserved blocks; returns it."""
         assert sequence.holding is not None and sequence.row is None
         row = sequence.row = self._free.pop()
+        self.version += 1
         blocks = sequence.holding.blocks
         self.host[row, : len(blocks)] = blocks
         self.host[row, len(blocks) : self._used[row]] = -1
@@ -88,6 +90,11 @@ class Shape:
 
     tokens: int
     sequences: int
+
+    @property
+    def is_decode(self) -> bool:
+        """One token each."""
+        return self.tokens == self.sequences
 
     @property
     def size_bytes(self) -> int:
@@ -153,7 +160,7 @@ class Plan:
 
     @property
     def decode_only(self) -> bool:
-        return self.shape.tokens == self.shape.sequences
+        return self.shape.is_decode
 
 
 def pack(plan: Plan, shape: Shape, into: Fields, geometry: ArenaGeometry, empty_row: int) -> None:
@@ -176,7 +183,9 @@ def pack(plan: Plan, shape: Shape, into: Fields, geometry: ArenaGeometry, empty_
     views["contexts"][:sequences] = starts + lens
     views["fresh"][:sequences] = starts == 0
     views["rows"][:sequences] = [p.sequence.row for p in plan.parts]
-    views["state_rows"][:sequences] = [geometry.slot_row(h.slot) for h in holdings if h is not None and h.slot is not None]
+    views["state_rows"][:sequences] = [
+        geometry.slot_row(h.slot) for h in holdings if h is not None and h.slot is not None
+    ]
     for name, rest in (("contexts", 0), ("fresh", True), ("rows", empty_row), ("state_rows", -1)):
         views[name][sequences:] = rest
     views["logit_rows"][: len(plan.drawing)] = ends[list(plan.drawing)] - 1

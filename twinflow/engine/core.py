@@ -12,20 +12,17 @@ from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
 from twinflow.cache.checkpoints import default_interval_tokens
 from twinflow.contracts.errors import (
-    BadRequest,
     Cancelled,
     HandoffFailed,
     Internal,
-    NoCapacity,
     TooLong,
     TwinflowError,
     from_reason,
 )
-from twinflow.contracts.hashing import TokenChain, unpack_tokens
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load
 from twinflow.engine import base
-from twinflow.engine.base import Done, Generated, Matched, Mode, Notice, Ready, Report
+from twinflow.engine.base import Done, Generated, Mode, Notice, Ready, Report
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.control import answer
 from twinflow.engine.limits import check_request
@@ -36,7 +33,7 @@ from twinflow.engine.runner import Runner
 from twinflow.engine.sampling import Drawn
 from twinflow.engine.sequence import Phase, Sequence
 from twinflow.engine.steps import StepFailed, Steps
-from twinflow.engine.waiting import Waiting
+from twinflow.engine.waiting import Waiting, no_memory
 from twinflow.models.base import HybridModel
 from twinflow.transfer.base import GenerationClosed, GenerationOpened, PullFinished, TransferEvent
 from twinflow.transfer.thread import TransferThread
@@ -176,13 +173,7 @@ class Engine:
         if request.id in self.sequences:
             return
         check_request(request, self.ready, generates=command.mode is not Mode.OFFER)
-        chain = TokenChain(request.root, self.model.layout.block_tokens, request.prompt + request.forced)
-        forced = unpack_tokens(request.forced)
-        sequence = Sequence(request, command.mode, chain, Phase.WAITING, generated=forced)
-        sequence.have_tokens = command.have_tokens
-        sequence.want_checkpoint_at = command.want_checkpoint_at
-        if command.have_tokens % chain.block_tokens or command.have_tokens > sequence.start_tokens:
-            raise BadRequest(f"have_tokens={command.have_tokens} is no whole number of this prompt's blocks")
+        sequence = Sequence.submitted(command, self.model.layout.block_tokens)
         self.sequences[request.id] = sequence
         if command.mode is Mode.CLAIM:
             self._claim(sequence)
@@ -191,17 +182,10 @@ class Engine:
 
     def _claim(self, sequence: Sequence) -> None:
         """Holds what the cache has of the prompt and lets the front decide."""
-        chain = sequence.chain
-        found = self.cache.match(chain)
-        sequence.holding = self.cache.hold_prefix(chain)
-        sequence.stats = RequestStats(
-            prompt_tokens=sequence.start_tokens,
-            decode_attention_tokens=found.attention_tokens,
-            decode_checkpoints=found.checkpoints,
-        )
+        found = self.cache.match(sequence.chain)
+        sequence.holding = self.cache.hold_prefix(sequence.chain)
         sequence.phase = Phase.MATCHED
-        held = len(sequence.holding.blocks) * chain.block_tokens
-        self._notices.append(Matched(sequence.id, found.hits, found.usable_tokens, held, sequence.start_tokens))
+        self._notices.append(sequence.matched(found))
 
     # ---- admission ----
 
@@ -238,14 +222,7 @@ class Engine:
 
     def _expire(self) -> None:
         for sequence, waited_s in self.waiting.overdue():
-            free = self._load()
-            self._fail(
-                sequence,
-                NoCapacity(
-                    f"no memory for {len(sequence.chain)} tokens within {waited_s:.1f} s: {free.free_blocks} of "
-                    f"{free.total_blocks} blocks and {free.free_slots} of {free.total_slots} slots are free"
-                ),
-            )
+            self._fail(sequence, no_memory(sequence, waited_s, self._load()))
 
     def _start(self, sequence: Sequence) -> None:
         assert sequence.holding is not None

@@ -22,10 +22,23 @@ from typing import Any, Protocol, TypeVar
 from grpc import aio
 
 from twinflow.contracts.errors import BadRequest, Draining, Internal, TwinflowError
-from twinflow.contracts.workers import Load, Role, WorkerRecord
-from twinflow.engine.base import Answer, CacheSnapshot, Cancel, Flushed, Inspected, MatchFound, Notice, Ready, Report
+from twinflow.contracts.groups import GroupKind
+from twinflow.contracts.workers import Load, Pace, Role, WorkerRecord
+from twinflow.engine.base import (
+    Answer,
+    CacheSnapshot,
+    Cancel,
+    Flushed,
+    Inspected,
+    MatchFound,
+    Notice,
+    Ready,
+    Report,
+    Transfer,
+)
 from twinflow.engine.client import EngineClient
 from twinflow.engine.config import EngineConfig
+from twinflow.engine.leaving import Signals, drained
 from twinflow.engine.metrics import WorkerMetrics
 from twinflow.engine.questions import Questions
 from twinflow.engine.routers import RouterStreams, Submissions
@@ -33,8 +46,9 @@ from twinflow.node.handshake import Layout
 from twinflow.node.pulse import SessionTimes
 from twinflow.node.registry.factory import RegistrySettings, registration
 from twinflow.node.scrape import ScrapeServer
-from twinflow.node.server import NodeServer, stop_signals
+from twinflow.node.server import NodeServer
 from twinflow.node.settings import read_settings, setting, take
+from twinflow.transfer.base import GenerationClosed, GenerationOpened
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +70,8 @@ class FrontConfig:
     router: tuple[str, ...] = setting((), "gRPC addresses host:port of the routers to register at (registry=direct)")
     metrics_host: str = setting("127.0.0.1", "where GET /metrics is answered")
     metrics_port: int = setting(0, "of GET /metrics, 0 = any free one (see the ready line), -1 = off")
+    # Long enough for most answers; a supervisor that kills earlier (docker stop: 10 s, a pod's grace period) cuts it short.
+    drain_s: float = setting(60.0, "how long requests and leases have to end after SIGTERM; what is left then is cut off")
     served_model: str = setting("", "name that clients use (default: last part of the model's folder or hub id)")
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
 
@@ -115,6 +131,10 @@ class RoleService(Submissions, Protocol):
         """Every request ends with this error."""
         ...
 
+    def left(self) -> tuple[int, int]:
+        """(requests of routers, open hand-offs) that a drain waits for."""
+        ...
+
     async def close(self) -> None:
         """Ends sessions and cancels what still runs."""
         ...
@@ -133,7 +153,7 @@ class Front:
         self.draining = False
         self.announce: Callable[[], None] = lambda: None  # tells the registry the record as it is now
         self.registration = registration(config.registry, config.router, self.record)
-        self.metrics = WorkerMetrics(self.record, lambda: self.registration.registered)
+        self.metrics = WorkerMetrics(self.record, lambda: self.registration.registered, self._unit_bytes)
         self.scrapes = ScrapeServer(self.metrics.render)
         self.questions = Questions(engine.send)
         self.routers = RouterStreams(self.record, engine.send, config.session)
@@ -146,6 +166,9 @@ class Front:
     @property
     def incarnation(self) -> str:
         return self.config.engine.incarnation
+
+    def _unit_bytes(self) -> dict[str, int]:
+        return {group.name: group.unit_bytes for group in self.ready.groups}
 
     @property
     def layout(self) -> Layout:
@@ -165,6 +188,7 @@ class Front:
             raise Draining(f"{self.worker_id} is draining: it finishes what it has and takes nothing new")
 
     def record(self) -> WorkerRecord:
+        unit_bytes = {group.kind: group.unit_bytes for group in self.ready.groups}
         return WorkerRecord(
             id=self.worker_id,
             incarnation=self.incarnation,
@@ -177,6 +201,8 @@ class Front:
             block_tokens=self.ready.block_tokens,
             draining=self.draining,
             load=self.load,
+            block_bytes=unit_bytes.get(GroupKind.ATTENTION, 0),
+            slot_bytes=unit_bytes.get(GroupKind.STATE, 0),
         )
 
     def read_reports(self, role: RoleService) -> None:
@@ -199,15 +225,16 @@ class Front:
             raise
 
     def _handle(self, report: Report, role: RoleService) -> None:
-        if report.load != self.load:
-            self.load = report.load
+        work = report.work
+        pace = Pace(work.steps, report.busy_s, work.prefill_tokens, work.decode_tokens)
+        self.load = dataclasses.replace(report.load, pace=pace)
         self.metrics.reported(report)
         for notice in report.notices:
             try:
                 self._dispatch(notice, role)
             except Exception:  # process edge: what another process said must not stop this one
                 log.exception("a %s could not be handled", type(notice).__name__)
-                if not isinstance(notice, Answer):
+                if not isinstance(notice, Answer | Transfer):
                     self.engine.send(Cancel(notice.id))
         self.routers.publish(report.events)
 
@@ -217,6 +244,9 @@ class Front:
                 self.routers.snapshot(notice)
             case Flushed() | Inspected() | MatchFound():
                 self.questions.answered(notice)
+            case GenerationOpened() | GenerationClosed():
+                self.metrics.transfer(notice)
+                role.notice(notice)
             case _:
                 role.notice(notice)
 
@@ -283,23 +313,37 @@ def ready_line(front: Front) -> str:
 
 
 async def run_front(config: FrontConfig, engine: EngineClient, make_role: Callable[[Front], RoleService]) -> None:
-    """The whole life of the process: until SIGINT or SIGTERM (also while loading). Raises Internal if the engine dies."""
-    stop = stop_signals()
+    """The whole life of the process: until SIGINT, or SIGTERM and the drain that follows it (also while loading, then at
+    once). Raises Internal if the engine dies."""
+    signals = Signals.install()
+    made: list[tuple[Front, RoleService]] = []
+
+    def make(front: Front) -> RoleService:
+        made.append((front, make_role(front)))
+        return made[0][1]
 
     async def serve() -> None:
-        async with open_front(config, engine, make_role) as front:
+        async with open_front(config, engine, make) as front:
+            signals.serving = True
             await front.wait()
 
-    serving, stopping = asyncio.create_task(serve()), asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if stop.is_set():
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
-        log.info("stopped")
-    else:
+    async def leave() -> None:
+        await signals.drain.wait()
+        front, role = made[0]
+        front.drain(True)
+        await drained(role.left, config.drain_s)
+
+    serving, stopping = asyncio.create_task(serve()), asyncio.create_task(signals.stop.wait())
+    leaving = asyncio.create_task(leave())
+    await asyncio.wait({serving, stopping, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (stopping, leaving):
+        task.cancel()
+    if serving.done():
         await serving
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+    log.info("stopped")
 
 
 def run_process(prog: str, load: Callable[[], C], run: Callable[[C], Coroutine[Any, Any, None]]) -> int:

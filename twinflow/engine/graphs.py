@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from twinflow.engine.batch import Fields, Plan, Shape
+from twinflow.kernels.paged_attention.shared import SharedPrefixes
 
 log = logging.getLogger(__name__)
 
@@ -20,63 +21,87 @@ PREFILL_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 PREFILL_SEQUENCES = 8  # one of them for padding, unless the tokens fill the rung
 WASTE = 1.5  # a step is not padded beyond this multiple of its tokens, except to the first rung
 
-Forward = Callable[[Fields, Shape, tuple[int, ...]], torch.Tensor]
+Forward = Callable[[Fields, Shape, tuple[int, ...], SharedPrefixes | None], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """`logits` (B, vocab) hold the result after `graph.replay()`, until the next replay of any graph of the set."""
+    """`logits` (B, vocab) hold the result after `graph.replay()`, until the next replay of any graph of the set. `shared`
+    is to be filled too, where it is there."""
 
     shape: Shape
     buffer: torch.Tensor
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
+    shared: SharedPrefixes | None
 
 
 class StepGraphs:
-    """Graphs share one pool of memory: they run one after another on one stream."""
+    """Graphs share one pool of memory: they run one after another on one stream. Decode batches that may share prefixes have
+    two each: the one that looks for shared ones is slower where there are none."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self._decode: dict[int, Captured] = {}
+        self._sharing: dict[int, Captured] = {}
         self._prefill: dict[int, Captured] = {}
+        self._rungs: list[int] = []
 
-    def fit(self, plan: Plan) -> Captured | None:
+    def rung(self, sequences: int) -> int:
+        """The batch size that a decode step of so many sequences is padded to."""
+        return next((n for n in self._rungs if n >= sequences), sequences)
+
+    def fit(self, plan: Plan, *, shared: bool) -> Captured | None:
         """The smallest graph that the step fits into."""
         tokens, sequences = plan.shape.tokens, plan.shape.sequences
         if plan.decode_only:
-            found = next((n for n in self._decode if n >= sequences), None)
-            return None if found is None else self._decode[found]
+            return (self._sharing if shared else self._decode).get(self.rung(sequences))
         found = next((n for n in self._prefill if n >= tokens), None)
         if found is None or (found > WASTE * tokens and found != PREFILL_TOKENS[0]):
             return None
         return self._prefill[found] if sequences + (found > tokens) <= PREFILL_SEQUENCES else None
 
-    def capture(self, forward: Forward, padding: Callable[[Shape, torch.Tensor], None], shapes: Iterable[Shape]) -> None:
+    def capture(
+        self, forward: Forward, padding: Callable[[Shape, torch.Tensor], None], shapes: Iterable[Shape]
+    ) -> None:
         """Captures `forward` for each shape. `padding` fills a buffer with a step of nothing but padding, so that the
         passes run here, to compile what they need, write nowhere."""
         began = time.monotonic()
         pool = torch.cuda.graph_pool_handle()
+        ordered = sorted(shapes, key=lambda s: (s.sequences, s.tokens))
+        self._rungs = [s.tokens for s in ordered if s.is_decode]
         logits: torch.Tensor | None = None
-        for shape in sorted(shapes, key=lambda s: (s.sequences, s.tokens), reverse=True):
+
+        def captured(shape: Shape, shared: SharedPrefixes | None) -> Captured:
+            nonlocal logits
             buffer = torch.empty(shape.size_bytes, dtype=torch.uint8, device=self.device)
             padding(shape, buffer)
-            fields, decode = Fields.of(buffer, shape), shape.tokens == shape.sequences
-            lens = (1,) * shape.sequences if decode else (1, shape.tokens - 1)  # both kinds of sequences are provided for
-            out = forward(fields, shape, lens)
+            fields = Fields.of(buffer, shape)
+            lens = (
+                (1,) * shape.sequences if shape.is_decode else (1, shape.tokens - 1)
+            )  # ready for both kinds of sequences
+            out = forward(fields, shape, lens, shared)
             if logits is None:
                 logits = torch.empty_like(out)
             view = logits[: shape.sequences]
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                view.copy_(forward(fields, shape, lens))
-            (self._decode if decode else self._prefill)[shape.tokens] = Captured(shape, buffer, graph, view)
-        self._decode = dict(sorted(self._decode.items()))
+                view.copy_(forward(fields, shape, lens, shared))
+            return Captured(shape, buffer, graph, view, shared)
+
+        for shape in reversed(ordered):  # the largest first: the others fit into its memory
+            if not shape.is_decode:
+                self._prefill[shape.tokens] = captured(shape, None)
+                continue
+            self._decode[shape.tokens] = captured(shape, None)
+            if shape.tokens > 1:
+                none = SharedPrefixes.none(shape.sequences, self.device)
+                self._sharing[shape.tokens] = captured(shape, none)
         self._prefill = dict(sorted(self._prefill.items()))
         log.info(
             "captured %d decode and %d prefill graphs in %.1f s",
-            len(self._decode),
+            len(self._decode) + len(self._sharing),
             len(self._prefill),
             time.monotonic() - began,
         )

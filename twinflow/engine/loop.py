@@ -4,6 +4,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from twinflow.engine.base import Report
 from twinflow.engine.core import Engine, Inbound
@@ -20,11 +21,15 @@ def run_loop(engine: Engine, inbox: Inbox, send: Callable[[Report], None]) -> No
     """Turns until `Shutdown`. `send` is called from this thread."""
     checked = True
     quiet_since = time.monotonic()
+    busy_s, steps = 0.0, 0
     while not engine.stopping:
         inbound = _drain(inbox, 0.0 if engine.busy else WAIT_S)
+        began_s = time.monotonic()
         report = engine.turn(inbound)
         if report is not None:
-            send(report)
+            if report.work.steps > steps:
+                busy_s, steps = busy_s + time.monotonic() - began_s, report.work.steps
+            send(replace(report, busy_s=busy_s))
         if inbound or engine.busy:
             checked, quiet_since = False, time.monotonic()
         elif not checked and engine.idle and time.monotonic() - quiet_since > CHECK_AFTER_S:

@@ -4,17 +4,18 @@ Fed by the front with every engine report; a report costs a few assignments, eve
 adds its own to `registry`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from twinflow.contracts.groups import GroupKind
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Role, WorkerRecord
-from twinflow.engine.base import Done, Report
+from twinflow.engine.base import Done, Report, Transfer
+from twinflow.transfer.base import GenerationOpened
 
 MAX_PEERS = 256  # label values for peers; more workers than that share the last one, "other"
 
@@ -43,11 +44,16 @@ def lookup_of(stats: RequestStats, side: str) -> Lookup:
 class WorkerMetrics:
     """Owned by the front's loop."""
 
-    def __init__(self, record: Callable[[], WorkerRecord], registered: Callable[[], bool]) -> None:
-        """Both are asked at every scrape."""
+    def __init__(
+        self,
+        record: Callable[[], WorkerRecord],
+        registered: Callable[[], bool],
+        unit_bytes: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """All are asked at every scrape; `unit_bytes` is by group."""
         self.registry = CollectorRegistry()
         self._side = (Role.PREFILL if record().role is Role.PREFILL else Role.DECODE).value
-        self._last = _LastReport(record, registered)
+        self._last = _LastReport(record, registered, unit_bytes)
         self.registry.register(self._last)
         labels, r = ["group", "side"], self.registry
         self._lookups = Counter(
@@ -67,6 +73,21 @@ class WorkerMetrics:
             for counter in (self._lookups, self._lookup_tokens, self._hits, self._hit_tokens):
                 counter.labels(kind.value, self._side)
         self._resumed_tokens.labels(self._side)
+        self._generation = Gauge("twinflow_transfer_generation", "Of this process's transfer, from 1", registry=r)
+        self._generation.set(1)
+        self._closed = Counter(
+            "twinflow_transfer_generations_closed", "Generations closed, with the reads that did not end", registry=r
+        )
+        self._freed = Counter(
+            "twinflow_transfer_freed_bytes", "Memory of reads that ended with their generation", registry=r
+        )
+
+    def transfer(self, notice: Transfer) -> None:
+        if isinstance(notice, GenerationOpened):
+            self._generation.set(notice.generation)
+        else:
+            self._closed.inc()
+            self._freed.inc(notice.freed_bytes)
 
     def reported(self, report: Report) -> None:
         self._last.report = report
@@ -90,8 +111,14 @@ class WorkerMetrics:
 class _LastReport(Collector):
     """The engine's last word, as metrics."""
 
-    def __init__(self, record: Callable[[], WorkerRecord], registered: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        record: Callable[[], WorkerRecord],
+        registered: Callable[[], bool],
+        unit_bytes: Callable[[], Mapping[str, int]],
+    ) -> None:
         self.report: Report | None = None
+        self._unit_bytes = unit_bytes
         self._record = record
         self._registered = registered
 
@@ -110,12 +137,12 @@ class _LastReport(Collector):
         yield GaugeMetricFamily("twinflow_worker_draining", "1 while it takes nothing new", value=record.draining)
         yield GaugeMetricFamily("twinflow_worker_registered", "1 while the registry hears it", value=self._registered())
         if self.report is not None:
-            yield from _pools(self.report)
+            yield from _pools(self.report, self._unit_bytes())
             yield from _queue(self.report)
             yield from _work(self.report)
 
 
-def _pools(report: Report) -> Iterable[Metric]:
+def _pools(report: Report, unit_bytes: Mapping[str, int]) -> Iterable[Metric]:
     units = GaugeMetricFamily(
         "twinflow_pool_units", "Blocks or slots by state; they add up to the size", labels=["group", "state"]
     )
@@ -123,12 +150,16 @@ def _pools(report: Report) -> Iterable[Metric]:
     pinned = GaugeMetricFamily(
         "twinflow_pool_pinned_units", "Of them, held or doomed: posted reads may write to them", labels=["group"]
     )
+    doomed = GaugeMetricFamily(
+        "twinflow_pool_doomed_bytes", "Memory that reads which were given up may still write to", labels=["group"]
+    )
     for group, counts in report.counts.items():
+        doomed.add_metric([group], counts.doomed * unit_bytes.get(group, 0))
         for state in ("free", "cached", "held", "doomed"):
             units.add_metric([group, state], getattr(counts, state))
         size.add_metric([group], counts.total)
         pinned.add_metric([group], counts.pinned_by_io)
-    yield from (units, size, pinned)
+    yield from (units, size, pinned, doomed)
 
 
 def _queue(report: Report) -> Iterable[Metric]:

@@ -4,9 +4,11 @@ from collections.abc import Sequence as Seq
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
+from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.contracts.tags import StateTag
 from twinflow.engine.base import Notice, Offered, Prefilled
 from twinflow.engine.sequence import Sequence
+from twinflow.transfer.base import OfferedState
 from twinflow.transfer.checksum import crc32
 
 
@@ -20,8 +22,10 @@ class Offers:
         self.verify = verify
 
     def announce(self, sequence: Sequence) -> list[Notice]:
-        """Full blocks that became readable since the last call; the reader's own (below `have_tokens`) are skipped."""
+        """Full blocks that became readable since the last call; the reader's own (below `have_tokens`) are skipped. Called
+        when the sequence starts and whenever a step of it has ended."""
         assert sequence.holding is not None
+        self._keep_wanted(sequence)
         bt = sequence.chain.block_tokens
         first = max(sequence.announced_blocks, sequence.have_tokens // bt)
         upto = min(sequence.holding.written_tokens, sequence.start_tokens) // bt
@@ -39,10 +43,28 @@ class Offers:
         first = max(sequence.announced_blocks, sequence.have_tokens // bt)
         blocks = tuple(holding.blocks[first : -(-sequence.start_tokens // bt)])
         tag = StateTag(sequence.chain.prefix_hash(holding.position), holding.position, self.fingerprint)
-        slot_sum = crc32(self.arena.slot_bytes(holding.slot)) if self.verify else 0
-        return Prefilled(
-            sequence.id, first, blocks, self._checksums(blocks), holding.slot, slot_sum, tag, sequence.stats
-        )
+        checkpoint = None
+        if holding.checkpoint_slot is not None:
+            at = sequence.want_checkpoint_at
+            wanted = StateTag(sequence.chain.prefix_hash(at), at, self.fingerprint)
+            checkpoint = OfferedState(holding.checkpoint_slot, self._slot_sum(holding.checkpoint_slot), wanted)
+        sums, slot_sum = self._checksums(blocks), self._slot_sum(holding.slot)
+        return Prefilled(sequence.id, first, blocks, sums, holding.slot, slot_sum, tag, sequence.stats, checkpoint)
+
+    def _keep_wanted(self, sequence: Sequence) -> None:
+        """The state that the reader wants besides: a cut is planned for it, so that the cache keeps a copy in passing; it
+        is lent as soon as it is there. Best effort: without a copy the reader gets none."""
+        held, at = sequence.holding, sequence.want_checkpoint_at
+        assert held is not None
+        if not at or held.checkpoint_slot is not None:
+            return
+        if held.position >= at:
+            self.cache.lend_checkpoint(held, at)
+        elif at not in sequence.cuts:
+            sequence.cuts = dict(sorted({**sequence.cuts, at: CheckpointKind.JUNCTION}.items()))
+
+    def _slot_sum(self, slot: int) -> int:
+        return crc32(self.arena.slot_bytes(slot)) if self.verify else 0
 
     def _checksums(self, blocks: Seq[int]) -> tuple[int, ...]:
         return tuple(crc32(self.arena.block_bytes(b)) for b in blocks) if self.verify else ()

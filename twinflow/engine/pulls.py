@@ -4,6 +4,7 @@ Everything received lies in memory that this sequence alone holds; it becomes pa
 nothing but a confirmation reaches.
 """
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -11,17 +12,17 @@ from dataclasses import replace
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import BlockId, Cache, SlotId
 from twinflow.cache.checkpoints import CheckpointKind
-from twinflow.contracts.errors import HandoffFailed
+from twinflow.contracts.errors import HandoffFailed, Incompatible
 from twinflow.contracts.tags import StateTag
 from twinflow.engine import base
 from twinflow.engine.base import Notice, PullDone
 from twinflow.engine.sequence import Sequence
 from twinflow.transfer import intake
-from twinflow.transfer.base import PeerArena, PeerKey
+from twinflow.transfer.base import PeerArena, PeerKey, PullFinished
 from twinflow.transfer.checksum import crc32
 from twinflow.transfer.intake import Intake
 from twinflow.transfer.plan import plan_pull
-from twinflow.transfer.thread import PullFinished, TransferThread
+from twinflow.transfer.thread import TransferThread
 
 
 class Pulls:
@@ -47,11 +48,14 @@ class Pulls:
         self._posted: dict[
             str, tuple[Sequence, Intake]
         ] = {}  # by pull id, also after the sequence or hand-off has ended
+        self._refused: dict[PeerKey, str] = {}  # peers that cannot be read over a path that is allowed
 
-    def open(self, sequence: Sequence, peer: PeerArena) -> None:
+    def open(self, sequence: Sequence, peer: PeerArena, want_checkpoint_at: int = 0) -> None:
         """A hand-off from `peer` begins; the sequence holds its attention hit."""
         if self.transfer is None:
             raise HandoffFailed("this worker has no transport; set transport=nixl")
+        if peer.key in self._refused:
+            raise Incompatible(self._refused[peer.key])
         assert sequence.holding is not None
         position = sequence.start_tokens
         sequence.peer = peer
@@ -60,7 +64,8 @@ class Pulls:
             request_id=f"{sequence.id}/{sequence.handoffs}",  # pull ids are unique for ever
             block_tokens=sequence.chain.block_tokens,
             have_blocks=len(sequence.holding.blocks),
-            expected=StateTag(sequence.chain.prefix_hash(position), position, self.fingerprint),
+            expected=self._tag(sequence, position),
+            want=self._tag(sequence, want_checkpoint_at) if want_checkpoint_at else None,
             verify=self.verify,
         )
         self.transfer.connect(peer)
@@ -87,19 +92,26 @@ class Pulls:
             message.slot,
             message.slot_checksum,
             message.tag,
+            message.checkpoint,
         )
         return self._execute(sequence, actions)
 
     def reserved(self, sequence: Sequence) -> list[Notice]:
-        """The sequence's memory is there (`Cache.complete`)."""
-        assert sequence.intake is not None and sequence.holding is not None and sequence.holding.slot is not None
-        return self._execute(sequence, sequence.intake.reserved(sequence.holding.blocks, sequence.holding.slot))
+        """The sequence's memory is there (`Cache.complete`). A slot for the checkpoint that was asked for comes on top, if
+        there is one."""
+        received, held = sequence.intake, sequence.holding
+        assert received is not None and held is not None and held.slot is not None
+        received.moved.waited_s = time.monotonic() - sequence.waiting_since_s
+        spare = self.cache.take_checkpoint_slot(held, received.want.position) if received.want is not None else None
+        return self._execute(sequence, received.reserved(held.blocks, held.slot, spare))
 
     def pull_finished(self, event: PullFinished) -> tuple[Sequence | None, Seq[intake.Action]]:
         """Unpins what the pull wrote to. Returns its sequence and what is to be done next (`proceed`)."""
         if event.pull_id not in self._posted:
             return None, ()
         sequence, received = self._posted.pop(event.pull_id)
+        if event.refused and sequence.peer is not None and sequence.intake is received:
+            self._refused[sequence.peer.key] = event.error
         actions = received.pull_finished(
             event.pull_id, event.ok, event.error, event.bytes, event.seconds, event.descriptors, event.transport
         )
@@ -124,6 +136,7 @@ class Pulls:
                     self.transfer.cancel(action.pull_id)
 
     def forget(self, key: PeerKey) -> None:
+        self._refused.pop(key, None)
         if self.transfer is not None:
             self.transfer.disconnect(key)
 
@@ -144,14 +157,16 @@ class Pulls:
                     self.transfer.cancel(pull_id)
                 case intake.Verify(blocks, slots):
                     sums = {b: crc32(self.arena.block_bytes(b)) for b in blocks}
-                    slot_sum = crc32(self.arena.slot_bytes(slots[0]))
-                    notices += self._execute(sequence, sequence.intake.verified(sums, slot_sum))
+                    slot_sums = {s: crc32(self.arena.slot_bytes(s)) for s in slots}
+                    notices += self._execute(sequence, sequence.intake.verified(sums, slot_sums))
                 case intake.SayPulled(blocks, slots):
                     notices.append(PullDone(sequence.id, blocks, slots))
-                case intake.Adopt(tag):
-                    self._adopt(sequence, tag)
+                case intake.Adopt(tag, checkpoint):
+                    self._adopt(sequence, tag, checkpoint)
                 case intake.Fail(reason, message):
-                    raise HandoffFailed(f"hand-off from {self._peer_name(sequence)} failed ({reason.value}): {message}")
+                    refused = sequence.peer is not None and sequence.peer.key in self._refused
+                    kind = Incompatible if refused else HandoffFailed
+                    raise kind(f"hand-off from {self._peer_name(sequence)} failed ({reason.value}): {message}")
         return notices
 
     def _pull(self, sequence: Sequence, pull: intake.Pull) -> list[Notice]:
@@ -166,10 +181,13 @@ class Pulls:
         self.transfer.pull(pull.pull_id, sequence.peer.key, ranges)
         return []
 
-    def _adopt(self, sequence: Sequence, tag: StateTag) -> None:
+    def _adopt(self, sequence: Sequence, tag: StateTag, checkpoint: tuple[int, StateTag] | None) -> None:
         assert sequence.holding is not None and sequence.intake is not None
         self.cache.adopt(sequence.holding, tag)
         self.cache.commit(sequence.holding)
+        if checkpoint is not None:
+            assert sequence.holding.checkpoint_slot == checkpoint[0]
+            self.cache.store_checkpoint(sequence.holding, checkpoint[1])
         self.cache.checkpoint(sequence.holding, CheckpointKind.RECEIVED)  # for a next turn that rewrites the reply
         moved = sequence.intake.moved
         sequence.stats = replace(
@@ -180,7 +198,16 @@ class Pulls:
             bytes_moved=moved.bytes,
             transfer_s=moved.seconds,
             transport=moved.transport,
+            extra={
+                **sequence.stats.extra,
+                "handoff_descriptors": moved.descriptors,
+                "handoff_early_bytes": moved.early_bytes,
+                "handoff_wait_s": moved.waited_s,
+            },
         )
+
+    def _tag(self, sequence: Sequence, position: int) -> StateTag:
+        return StateTag(sequence.chain.prefix_hash(position), position, self.fingerprint)
 
     def _peer_name(self, sequence: Sequence) -> str:
         return sequence.peer.worker_id if sequence.peer else "nobody"

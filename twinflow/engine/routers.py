@@ -1,6 +1,7 @@
 """The streams that routers hold to this worker (`Worker.Serve`): hello, requests in, one message per engine report out."""
 
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+PACE_EVERY_S = 0.25  # how often a router hears of steps that are of no other interest to it
+
 
 class RouterStream:
     """One router's stream. Outputs gather until `flush`; after its end they go nowhere."""
@@ -29,6 +32,7 @@ class RouterStream:
         self._outputs: list[pb.Output] = []
         self._load = load
         self._load_sent: Load | None = None
+        self._pace_due_s = 0.0
 
     def add(self, output: pb.Output) -> None:
         self._outputs.append(output)
@@ -41,7 +45,10 @@ class RouterStream:
     def flush(self, events: Sequence[pb.CacheEvent] = ()) -> None:
         """Sends what gathered, the events and the load as one message; nothing if nothing is new."""
         load = self._load()
-        if self._outputs or events or load != self._load_sent:
+        now, sent = time.monotonic(), self._load_sent
+        paced = sent is None or load != sent or (load.pace != sent.pace and now > self._pace_due_s)
+        if self._outputs or events or paced:
+            self._pace_due_s = now + PACE_EVERY_S
             step = pb.StepReport(outputs=self._outputs, events=events, load=load_to_pb(load))
             self._outbox.put(pb.WorkerMessage(step=step))
             self._outputs, self._load_sent = [], load

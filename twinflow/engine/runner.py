@@ -21,6 +21,8 @@ from twinflow.engine.config import EngineConfig
 from twinflow.engine.graphs import StepGraphs, step_shapes
 from twinflow.engine.sampling import Draw, Drawn, Sampler
 from twinflow.engine.sequence import Sequence
+from twinflow.engine.sharing import Sharing
+from twinflow.kernels.paged_attention.shared import SharedPrefixes
 from twinflow.models.base import ForwardBatch, HybridModel
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Runner:
         self.tables = BlockTables(rows, max(1, blocks), self.device)
         self.sampler = Sampler(model.vocab_size, rows, self.device, model.kernels)
         self.graphs = StepGraphs(self.device)
+        self._sharing = Sharing(self.tables, self._block_tokens)
         self._drawn = torch.zeros(rows, dtype=torch.int64, device=self.device)  # by row: the last token drawn
         self._on_gpu = self.device != "cpu"
         largest = Shape(max(config.step_tokens, rows, 64), max(rows, 8))
@@ -147,16 +150,22 @@ class Runner:
 
     def _queue(self, plan: Plan) -> Draw | None:
         """Forward pass and sampling on the stream."""
-        captured = self.graphs.fit(plan)
+        sequences = self.graphs.rung(plan.shape.sequences)
+        shared = self._sharing.of(plan, sequences) if plan.decode_only else None
+        captured = self.graphs.fit(plan, shared=shared is not None)
         if captured is not None:
             self._fill(plan, captured.shape, captured.buffer)
+            if captured.shared is not None and shared is not None:
+                captured.shared.copy_(shared)
             captured.graph.replay()
             return self._draw(plan, Fields.of(captured.buffer, captured.shape), captured.logits)
         shape = plan.shape
         buffer = torch.empty(shape.size_bytes, dtype=torch.uint8, device=self.device)
         self._fill(plan, shape, buffer)
         fields = Fields.of(buffer, shape)
-        logits = self._forward(fields, shape, plan.lens, plan.contexts, len(plan.drawing))
+        if shared is not None:
+            shared = shared.to(self.device)
+        logits = self._forward(fields, shape, plan.lens, shared, plan.contexts, len(plan.drawing))
         return self._draw(plan, fields, logits)
 
     def _fill(self, plan: Plan, shape: Shape, buffer: torch.Tensor) -> None:
@@ -171,6 +180,7 @@ class Runner:
         fields: Fields,
         shape: Shape,
         lens: tuple[int, ...],
+        shared: SharedPrefixes | None,
         contexts: tuple[int, ...] | None = None,
         draws: int | None = None,
     ) -> torch.Tensor:
@@ -191,6 +201,7 @@ class Runner:
             fresh=fields.fresh,
             logit_rows=fields.logit_rows[:draws],
             host_contexts=contexts,
+            shared=shared,
         )
         return self.model.forward(batch, self.arena)
 

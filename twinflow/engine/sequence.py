@@ -4,11 +4,12 @@ import time
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from twinflow.cache.base import Holding
+from twinflow.cache.base import Holding, Match
 from twinflow.cache.checkpoints import CheckpointKind, checkpoint_positions
-from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain
+from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain, unpack_tokens
 from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample, TokenLogprobs
-from twinflow.engine.base import Mode
+from twinflow.engine.base import Matched, Mode, Submit
 from twinflow.engine.sampling import ending_ids
 from twinflow.transfer.base import PeerArena
 from twinflow.transfer.intake import Intake
@@ -55,6 +56,17 @@ class Sequence:
     recovered_tokens: int = 0
     cuts: dict[int, CheckpointKind] = field(default_factory=dict)  # positions ahead whose states are kept, ascending
     stats: RequestStats = field(default_factory=RequestStats)
+
+    @classmethod
+    def submitted(cls, command: Submit, block_tokens: int) -> "Sequence":
+        """Raises BadRequest where the two sides of a hand-off cannot mean the same prompt."""
+        request, have = command.request, command.have_tokens
+        chain = TokenChain(request.root, block_tokens, request.prompt + request.forced)
+        forced = unpack_tokens(request.forced)
+        sequence = cls(request, command.mode, chain, Phase.WAITING, generated=forced, have_tokens=have)
+        if have % block_tokens or have > sequence.start_tokens:
+            raise BadRequest(f"have_tokens={have} is no whole number of this prompt's blocks")
+        return sequence
 
     @property
     def id(self) -> str:
@@ -112,11 +124,12 @@ class Sequence:
         return next(iter(self.cuts), None)
 
     def plan_cuts(self, interval_tokens: int) -> None:
-        """Once the hit is known: where the prompt's states are worth keeping."""
+        """Once its states can be computed here, from the holding's position on: where they are worth keeping."""
         held = self.holding
         assert held is not None
+        block_tokens = self.chain.block_tokens
         self.cuts = checkpoint_positions(
-            held.resumed_tokens, held.written_tokens, self.start_tokens, self.chain.block_tokens, interval_tokens
+            held.position, held.written_tokens, self.start_tokens, block_tokens, interval_tokens, self.total_tokens
         )
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None) -> Sample:
@@ -133,6 +146,17 @@ class Sequence:
         if len(self.generated) >= params.max_tokens:
             return FinishReason.LENGTH
         return None
+
+    def matched(self, found: Match) -> Matched:
+        """A CLAIM that holds its hit: notes it, and says so."""
+        assert self.holding is not None
+        self.stats = RequestStats(
+            prompt_tokens=self.start_tokens,
+            decode_attention_tokens=found.attention_tokens,
+            decode_checkpoints=found.checkpoints,
+        )
+        held = len(self.holding.blocks) * self.chain.block_tokens
+        return Matched(self.id, found.hits, found.usable_tokens, held, self.start_tokens)
 
     def note_hits(self) -> None:
         """Records what `reserve` found here: on the prefill side of a hand-off, or on the worker that runs it alone."""

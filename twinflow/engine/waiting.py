@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from twinflow.cache.base import Cache
+from twinflow.contracts.errors import NoCapacity
+from twinflow.contracts.workers import Load
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.sequence import Phase, Sequence
 
@@ -77,3 +79,11 @@ class Waiting:
         now = time.monotonic()
         waits = [(s, now - s.waiting_since_s) for s in self._queue if s.intake]
         return [(s, waited) for s, waited in waits if waited > self._config.reserve_wait_s]
+
+
+def no_memory(sequence: Sequence, waited_s: float, load: Load) -> NoCapacity:
+    """Why a hand-off that waited so long is given up."""
+    return NoCapacity(
+        f"no memory for {len(sequence.chain)} tokens within {waited_s:.1f} s: {load.free_blocks} of {load.total_blocks} "
+        f"blocks and {load.free_slots} of {load.total_slots} slots are free"
+    )

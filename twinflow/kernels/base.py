@@ -16,6 +16,16 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshots:
+    """States to keep from amid the tokens of a batch of B sequences: rows (B,) int64, the pool row that gets the state, -1 =
+    none; after (B,) int32, tokens of the sequence in this batch after which it is taken, a multiple of 64 below their
+    number."""
+
+    rows: torch.Tensor
+    after: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSet:
     """One implementation of each operation; signatures and semantics are those of `<op>/reference.py`.
 
@@ -30,6 +40,7 @@ class KernelSet:
     gated_group_norm: Callable[..., torch.Tensor]
     sigmoid_gate: Callable[..., torch.Tensor]
     linear: Callable[..., torch.Tensor]
+    linear_parts: Callable[..., torch.Tensor]
     linear_swiglu: Callable[..., torch.Tensor]
     rotary_angles: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     attention_inputs: Callable[..., torch.Tensor]

@@ -43,6 +43,7 @@ def reference_kernels() -> KernelSet:
         gated_group_norm=group_norm.gated_group_norm,
         sigmoid_gate=gating.sigmoid_gate,
         linear=linear.linear,
+        linear_parts=linear.linear_parts,
         linear_swiglu=linear.linear_swiglu,
         rotary_angles=rotary.rotary_angles,
         attention_inputs=inputs.attention_inputs,
@@ -56,7 +57,7 @@ def reference_kernels() -> KernelSet:
 
 
 def triton_kernels() -> KernelSet:
-    """Triton everywhere but for the angles, computed once per pass. Raises ImportError where triton is missing."""
+    """Triton everywhere. Raises ImportError where triton is missing."""
     from twinflow.kernels.attention_inputs import triton as inputs
     from twinflow.kernels.causal_conv1d import triton as conv
     from twinflow.kernels.gated_delta_rule import triton as delta
@@ -66,6 +67,7 @@ def triton_kernels() -> KernelSet:
     from twinflow.kernels.mamba2_ssd import triton as ssd
     from twinflow.kernels.norms import triton as norms
     from twinflow.kernels.paged_attention import triton as attention
+    from twinflow.kernels.rotary import triton as rotary
     from twinflow.kernels.sampling import triton as sampling
 
     return KernelSet(
@@ -77,6 +79,7 @@ def triton_kernels() -> KernelSet:
         gated_group_norm=group_norm.gated_group_norm,
         sigmoid_gate=gating.sigmoid_gate,
         linear=linear.linear,
+        linear_parts=linear.linear_parts,
         linear_swiglu=linear.linear_swiglu,
         rotary_angles=rotary.rotary_angles,
         attention_inputs=inputs.attention_inputs,

@@ -11,7 +11,7 @@ import torch
 
 from twinflow.cache.arena import Arena
 from twinflow.contracts.groups import CacheLayout
-from twinflow.kernels.base import KernelSet
+from twinflow.kernels.base import KernelSet, Snapshots
 from twinflow.kernels.paged_attention.shared import SharedPrefixes
 
 
@@ -34,6 +34,7 @@ class ForwardBatch:
     logit_rows: torch.Tensor  # (R,) int64: which of the T tokens need logits
     # Optional, for versions that can do better with them:
     host_contexts: tuple[int, ...] | None = None  # context_lens on the host, where known: inside a CUDA graph it is not
+    snapshots: Snapshots | None = None  # states to keep from amid the chunks of this batch
     shared: SharedPrefixes | None = None  # blocks that several one-token sequences of the batch hold, where grouped
 
 

@@ -27,7 +27,7 @@ class Mixer(Protocol):
     """What sits inside a residual block: attention, a state layer or an MLP. May update the step's cache in place."""
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """(T, hidden) -> (T, hidden), same dtype."""
+        """(T, hidden) -> (T, hidden), same dtype; or parts (P, T, hidden) fp32 that add up to it."""
         ...
 
 
@@ -37,5 +37,5 @@ class Norm(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x + y` and its norm."""
+        """`x + y` and its norm; y like x, or parts of it (P, ..., n)."""
         ...

@@ -1,11 +1,18 @@
 """What both ends of a stream check in the first message: protocol range and, between workers, the cache layout. Pure."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from twinflow.contracts.errors import Incompatible
 
+# Raised when a message changes its meaning. What is only added is a feature: used where both sides name it, so that releases
+# can be mixed during an upgrade.
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
+
+CHECKPOINT = "checkpoint"  # `Open.want_checkpoint_at` and `Finished.checkpoint`
+GENERATIONS = "generations"  # `Renewed` within a session
+VERIFY = "verify=checksum"  # what is announced carries checksums
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,18 @@ def negotiate(peer: str, protocol_min: int, protocol_max: int) -> int:
             "upgrade the older one"
         )
     return protocol
+
+
+def features(*, verify: bool) -> tuple[str, ...]:
+    """What this side says in its hello."""
+    return (CHECKPOINT, GENERATIONS, VERIFY) if verify else (CHECKPOINT, GENERATIONS)
+
+
+def same_verify(peer: str, own: Collection[str], theirs: Collection[str]) -> None:
+    """Raises Incompatible if this side would refuse what the peer offers, for want of checksums. A peer that names no features
+    is of an older release and may have them."""
+    if VERIFY in own and theirs and VERIFY not in theirs:
+        raise Incompatible(f"verify=checksum is set here and not at {peer}: set engine.verify alike on both")
 
 
 def same_layout(own: Layout, peer: Layout) -> None:

@@ -1,7 +1,5 @@
-"""The gRPC server of a node: its services plus health and reflection, and the signals that end a process."""
+"""The gRPC server of a node: its services plus health and reflection."""
 
-import asyncio
-import signal
 from collections.abc import Callable, Sequence
 
 from grpc import aio
@@ -43,12 +41,3 @@ class NodeServer:
         """Says NOT_SERVING, lets streams end for `grace_s`, then ends them. Idempotent."""
         await self._health.enter_graceful_shutdown()
         await stop_server(self._server, grace_s)
-
-
-def stop_signals() -> asyncio.Event:
-    """Set by SIGINT or SIGTERM. Call once, in the running loop of the main thread."""
-    event = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(sig, event.set)
-    return event

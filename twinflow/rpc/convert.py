@@ -21,7 +21,7 @@ from twinflow.contracts.requests import (
     TokenLogprobs,
 )
 from twinflow.contracts.tags import StateTag
-from twinflow.contracts.workers import Load, Role, WorkerRecord
+from twinflow.contracts.workers import Load, Pace, Role, WorkerRecord
 from twinflow.rpc.v1 import admin_pb2 as admin_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 
@@ -139,6 +139,7 @@ def stats_to_pb(s: RequestStats) -> pb.RequestStats:
         prefill_worker=s.prefill_worker,
         decode_worker=s.decode_worker,
         extra=s.extra,
+        faulty_prefill_workers=s.faulty_prefill_workers,
     )
 
 
@@ -162,10 +163,15 @@ def stats_from_pb(m: pb.RequestStats) -> RequestStats:
         prefill_worker=m.prefill_worker,
         decode_worker=m.decode_worker,
         extra=dict(m.extra),
+        faulty_prefill_workers=tuple(m.faulty_prefill_workers),
     )
 
 
 # ---- workers ----
+
+
+def pace_to_pb(x: Pace) -> pb.Pace:
+    return pb.Pace(steps=x.steps, busy_s=x.busy_s, prefill_tokens=x.prefill_tokens, decode_tokens=x.decode_tokens)
 
 
 def load_to_pb(x: Load) -> pb.Load:
@@ -177,6 +183,7 @@ def load_to_pb(x: Load) -> pb.Load:
         total_blocks=x.total_blocks,
         free_slots=x.free_slots,
         total_slots=x.total_slots,
+        pace=pace_to_pb(x.pace),
     )
 
 
@@ -189,6 +196,7 @@ def load_from_pb(m: pb.Load) -> Load:
         total_blocks=m.total_blocks,
         free_slots=m.free_slots,
         total_slots=m.total_slots,
+        pace=Pace(m.pace.steps, m.pace.busy_s, m.pace.prefill_tokens, m.pace.decode_tokens),
     )
 
 
@@ -205,6 +213,8 @@ def record_to_pb(r: WorkerRecord) -> pb.WorkerRecord:
         block_tokens=r.block_tokens,
         draining=r.draining,
         load=load_to_pb(r.load),
+        block_bytes=r.block_bytes,
+        slot_bytes=r.slot_bytes,
     )
 
 
@@ -221,6 +231,8 @@ def record_from_pb(m: pb.WorkerRecord) -> WorkerRecord:
         block_tokens=m.block_tokens,
         draining=m.draining,
         load=load_from_pb(m.load),
+        block_bytes=m.block_bytes,
+        slot_bytes=m.slot_bytes,
     )
 
 

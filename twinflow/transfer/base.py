@@ -10,6 +10,8 @@ state (DONE, or it raises TransferError) or until `close()` of the transport ret
 from dataclasses import dataclass
 from typing import Protocol
 
+from twinflow.contracts.tags import StateTag
+
 MAX_POST_BYTES = 64 << 20
 
 PeerKey = tuple[str, str, int]  # worker id, incarnation, transfer generation
@@ -45,6 +47,56 @@ class ReadRange:
     remote_offset: int
     local_offset: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedState:
+    """A checkpoint that the prefill side leases beside the state after the whole prompt. `checksum` as `checksum.crc32`, 0
+    where nothing is verified."""
+
+    slot: int
+    checksum: int
+    tag: StateTag
+
+
+@dataclass(frozen=True, slots=True)
+class PullFinished:
+    """Terminal. `bytes` and `descriptors` count DONE posts, `seconds` run from the first post to the last terminal state.
+    `transport` as `Transport.transport_in_use` ("" if nothing was posted). `refused`: the peer is readable, but over a path
+    that is not allowed; so will be every later pull from it."""
+
+    pull_id: str
+    ok: bool
+    error: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    descriptors: int = 0
+    transport: str = ""
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOpened:
+    """New pulls go through this agent; peers that read from us learn of it and may read through the older one until that
+    is closed. `why` is for people."""
+
+    generation: int
+    agent_name: str
+    agent_metadata: bytes
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationClosed:
+    """That agent is gone: none of its reads writes any more, none of it can be read. `pulls` of it were ended by that, their
+    destinations are `freed_bytes`; their `PullFinished` came before this."""
+
+    generation: int
+    pulls: int
+    freed_bytes: int
+
+
+TransferEvent = PullFinished | GenerationOpened | GenerationClosed
 
 
 class TransferError(Exception):

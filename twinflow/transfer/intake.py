@@ -11,18 +11,19 @@ The engine executes the actions in the order given and knows no rule of its own:
     CancelPull   ask the transfer thread to post no more of it; `pull_finished` still comes
     Verify       compute the checksums of these local units, then call `verified`
     SayPulled    send `Pulled` naming these remote units
-    Adopt        the received bytes are valid: `cache.adopt`
+    Adopt        the received bytes are valid: `cache.adopt`, and keep the checkpoint
     Fail         give the memory back (what is pinned becomes doomed until `Unpin`) and recover the request
 
 Adopt comes out of `confirmed` alone, and only in PULLED: finished seen, every needed block and the slot read DONE,
 `SayPulled` issued after that, the confirmation received after that, of the same live session.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from twinflow.contracts.tags import StateTag
+from twinflow.transfer.base import OfferedState
 
 
 class Phase(Enum):
@@ -90,7 +91,10 @@ class SayPulled:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
+    """`checkpoint`: the local slot with a state of the prompt's inside, to be kept for siblings, and its tag."""
+
     tag: StateTag
+    checkpoint: tuple[int, StateTag] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +108,18 @@ Action = Reserve | Pull | Unpin | CancelPull | Verify | SayPulled | Adopt | Fail
 
 @dataclass(slots=True)
 class Moved:
-    """What this hand-off moved so far. Bytes and counts of DONE reads; `seconds` sums over pulls."""
+    """What this hand-off moved so far. Bytes and counts of DONE reads; `seconds` sums over pulls, `early_bytes` moved before
+    the peer had finished the prompt, `waited_s` went by until there was memory."""
 
     blocks: int = 0
     slots: int = 0
     bytes: int = 0
+    early_bytes: int = 0
     seconds: float = 0.0
     descriptors: int = 0
     pulls: int = 0
     transport: str = ""
+    waited_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -120,13 +127,15 @@ class Intake:
     """One hand-off. One owner, the engine loop.
 
     `expected` names the state after all prompt tokens. The decode side already holds the first `have_blocks` blocks;
-    what the peer announces of these is ignored.
+    what the peer announces of these is ignored. `want` names the state inside the prompt that was asked for besides: it is
+    taken if the peer has it and memory for it is here.
     """
 
     request_id: str
     block_tokens: int
     have_blocks: int
     expected: StateTag
+    want: StateTag | None = None
     verify: bool = False
     session_epoch: int = 0
 
@@ -138,15 +147,14 @@ class Intake:
     _remote: dict[int, int] = field(default_factory=dict)  # index in the prompt -> remote block
     _named: set[int] = field(default_factory=set)  # remote blocks, each announced once
     _checksums: dict[int, int] = field(default_factory=dict)  # index -> crc32
-    _slot: int | None = None  # remote
-    _slot_checksum: int = 0
+    _offered: tuple[OfferedState, ...] = ()  # remote slots: the state after the prompt, then the checkpoint, if any
     _local: Sequence[int] = ()  # index -> local block
-    _local_slot: int | None = None
+    _local_slots: tuple[int, ...] = ()  # for `_offered`, in that order
     _waiting: list[int] = field(default_factory=list)  # announced indices without a pull
-    _slot_waits: bool = False
+    _slots_wait: bool = False
     _outstanding: dict[str, Pull] = field(default_factory=dict)
     _read: set[int] = field(default_factory=set)  # local blocks read DONE
-    _slot_read: bool = False
+    _slots_read: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.have_blocks <= self.total_blocks:
@@ -190,25 +198,37 @@ class Intake:
         slot: int,
         slot_checksum: int,
         tag: StateTag,
+        checkpoint: OfferedState | None = None,
     ) -> list[Action]:
-        """The rest of the blocks, and the slot with the state after all prompt tokens."""
+        """The rest of the blocks, the slot with the state after all prompt tokens, and the checkpoint that was asked for
+        if the peer has it."""
         if self.over:
             return []
         if self._finished:
             return self._fail(FailReason.PROTOCOL, "the prefill finished twice")
         if tag != self.expected:
             return self._fail(FailReason.TAG, f"the offered state is {tag}, expected {self.expected}")
+        if checkpoint is not None and self.want is not None and checkpoint.tag != self.want:
+            return self._fail(FailReason.TAG, f"the offered checkpoint is {checkpoint.tag}, expected {self.want}")
         wrong = self._record(first_index, blocks, checksums)
         if wrong:
             return self._fail(FailReason.PROTOCOL, wrong)
         missing = [i for i in range(self.have_blocks, self.total_blocks) if i not in self._remote]
         if missing:
             return self._fail(FailReason.PROTOCOL, f"finished without block {missing[0]} ({len(missing)} missing)")
-        self._finished, self._slot, self._slot_checksum, self._slot_waits = True, slot, slot_checksum, True
+        state = OfferedState(slot, slot_checksum, tag)
+        wanted = checkpoint if self.want is not None else None
+        if wanted is not None and wanted.slot == slot:
+            return self._fail(FailReason.PROTOCOL, f"remote slot {slot} was announced for two states")
+        self._offered = (state,) if wanted is None else (state, wanted)
+        self._finished = self._slots_wait = True
         return self._advance()
 
-    def reserved(self, local_blocks: Sequence[int], local_slot: int) -> list[Action]:
-        """Memory is here: `local_blocks[i]` for every block i of the prompt (more are ignored), and the slot."""
+    def reserved(
+        self, local_blocks: Sequence[int], local_slot: int, local_checkpoint: int | None = None
+    ) -> list[Action]:
+        """Memory is here: `local_blocks[i]` for every block i of the prompt (more are ignored), the slot, and one for the
+        checkpoint that was asked for, unless there was none to be had."""
         if self.over:
             return []
         if self.phase is not Phase.OPEN:
@@ -216,7 +236,8 @@ class Intake:
         local = tuple(local_blocks[: self.total_blocks])
         if len(local) < self.total_blocks or len(set(local)) < len(local):
             raise ValueError(f"{self.request_id}: {self.total_blocks} distinct local blocks are needed, got {local}")
-        self._local, self._local_slot, self.phase = local, local_slot, Phase.RESERVED
+        self._local_slots = (local_slot,) if local_checkpoint is None else (local_slot, local_checkpoint)
+        self._local, self.phase = local, Phase.RESERVED
         return self._advance()
 
     def pull_finished(
@@ -235,6 +256,7 @@ class Intake:
             return []
         actions: list[Action] = [Unpin(tuple(d for _, d in pull.blocks), tuple(d for _, d in pull.slots))]
         self.moved.bytes += bytes
+        self.moved.early_bytes += 0 if self._finished else bytes
         self.moved.seconds += seconds
         self.moved.descriptors += descriptors
         self.moved.pulls += 1
@@ -246,13 +268,13 @@ class Intake:
         if not ok:
             return actions + self._fail(FailReason.TRANSFER, error or "a read failed")
         self._read.update(d for _, d in pull.blocks)
-        self._slot_read = self._slot_read or bool(pull.slots)
+        self._slots_read = self._slots_read or bool(pull.slots)
         self.moved.blocks += len(pull.blocks)
         self.moved.slots += len(pull.slots)
         return actions + self._advance()
 
-    def verified(self, block_checksums: Mapping[int, int], slot_checksum: int) -> list[Action]:
-        """Answer to `Verify`: crc32 by local block, and of the slot."""
+    def verified(self, block_checksums: Mapping[int, int], slot_checksums: Mapping[int, int]) -> list[Action]:
+        """Answer to `Verify`: crc32 by local block, and by local slot."""
         if self.over or not self._verifying:
             return []
         self._verifying = False
@@ -260,8 +282,10 @@ class Intake:
             got = block_checksums.get(self._local[index])
             if got != want:
                 return self._fail(FailReason.CHECKSUM, f"block {index}: crc32 {got} here, {want} at the peer")
-        if slot_checksum != (want := self._slot_checksum):
-            return self._fail(FailReason.CHECKSUM, f"slot: crc32 {slot_checksum} here, {want} at the peer")
+        for state, local in self._states():
+            if (got := slot_checksums.get(local)) != state.checksum:
+                why = f"slot of position {state.tag.position}: crc32 {got} here, {state.checksum} at the peer"
+                return self._fail(FailReason.CHECKSUM, why)
         return self._say_pulled()
 
     def confirmed(self, session_epoch: int = 0) -> list[Action]:
@@ -271,7 +295,8 @@ class Intake:
         if self.phase is not Phase.PULLED:
             return self._fail(FailReason.PROTOCOL, f"confirmed in phase {self.phase.value}, before `Pulled` was said")
         self.phase = Phase.CONFIRMED
-        return [Adopt(self.expected)]
+        kept = [(local, state.tag) for state, local in self._states()][1:]
+        return [Adopt(self.expected, kept[0] if kept else None)]
 
     def failed(self, message: str) -> list[Action]:
         """The peer failed, or refused to confirm."""
@@ -316,35 +341,35 @@ class Intake:
                 return []
             self._asked = True
             return [Reserve()]
-        if self._waiting or self._slot_waits:
+        if self._waiting or self._slots_wait:
             return [self._pull()]
         if not self._finished or self._outstanding or self._verifying or self.phase is Phase.PULLED:
             return []
-        if not self._slot_read or any(self._local[i] not in self._read for i in self._remote):
+        if not self._slots_read or any(self._local[i] not in self._read for i in self._remote):
             raise AssertionError(f"{self.request_id}: nothing waits and nothing is outstanding, yet not all is read")
         if self.verify:
             self._verifying = True
-            return [Verify(tuple(self._local[i] for i in sorted(self._remote)), self._slots_local())]
+            slots = tuple(local for _, local in self._states())
+            return [Verify(tuple(self._local[i] for i in sorted(self._remote)), slots)]
         return self._say_pulled()
 
     def _pull(self) -> Pull:
         blocks = tuple((self._remote[i], self._local[i]) for i in self._waiting)
-        slots: tuple[tuple[int, int], ...] = ()
-        if self._slot_waits and self._slot is not None and self._local_slot is not None:
-            slots = ((self._slot, self._local_slot),)
+        slots = tuple((state.slot, local) for state, local in self._states()) if self._slots_wait else ()
         pull = Pull(f"{self.request_id}/{self.moved.pulls + len(self._outstanding) + 1}", blocks, slots)
-        self._waiting, self._slot_waits = [], False
+        self._waiting, self._slots_wait = [], False
         self._outstanding[pull.pull_id] = pull
         self.phase = Phase.PULLING
         return pull
 
-    def _slots_local(self) -> tuple[int, ...]:
-        return () if self._local_slot is None else (self._local_slot,)
+    def _states(self) -> Iterator[tuple[OfferedState, int]]:
+        """What is offered and has memory here: the state after the prompt, then maybe the checkpoint."""
+        return zip(self._offered, self._local_slots, strict=False)
 
     def _say_pulled(self) -> list[Action]:
-        assert self._slot is not None
         self.phase = Phase.PULLED
-        return [SayPulled(tuple(self._remote[i] for i in sorted(self._remote)), (self._slot,))]
+        slots = tuple(state.slot for state, _ in self._states())
+        return [SayPulled(tuple(self._remote[i] for i in sorted(self._remote)), slots)]
 
     def _fail(self, reason: FailReason, message: str) -> list[Action]:
         if self.over:

@@ -24,7 +24,7 @@ class Refusal(Enum):
     INCARNATION = "incarnation"  # read from an earlier start of this worker
     SESSION = "session"  # that session is over, or the epoch is not this session's
     LEASE = "lease"  # never granted to this session, or ended
-    GENERATION = "generation"  # read through a transfer generation that is not the current one
+    GENERATION = "generation"  # read through another transfer generation than the lease was granted in
     NOT_OFFERED = "not_offered"  # names something that was never announced under this lease
 
 
@@ -63,6 +63,7 @@ class _Lease:
     lease_id: str
     request_id: str
     session: SessionKey
+    generation: int
     blocks: set[int] = field(default_factory=set)
     slots: set[int] = field(default_factory=set)
 
@@ -108,7 +109,7 @@ class LeaseTable:
             raise ValueError(f"request {request_id!r} already has lease {requests[request_id]}")
         self._granted += 1
         lease_id = f"{self.incarnation}/{self.generation}/{self._granted}"
-        self._leases[lease_id] = _Lease(lease_id, request_id, session)
+        self._leases[lease_id] = _Lease(lease_id, request_id, session, self.generation)
         requests[request_id] = lease_id
         return lease_id
 
@@ -147,8 +148,8 @@ class LeaseTable:
         lease = self._leases.get(lease_id)
         if lease is None or lease.session != session:
             return Verdict(Refusal.LEASE, f"lease {lease_id!r} has ended or was not granted to this session")
-        if generation != self.generation:
-            return Verdict(Refusal.GENERATION, f"read through generation {generation}, current is {self.generation}")
+        if generation != lease.generation:
+            return Verdict(Refusal.GENERATION, f"read through generation {generation}, leased in {lease.generation}")
         for kind, named, offered in (("block", blocks, lease.blocks), ("slot", slots, lease.slots)):
             for unit in named:
                 if unit not in offered:
@@ -164,14 +165,17 @@ class LeaseTable:
         self._forget(lease)
         return lease.ended
 
-    def renew(self, generation: int) -> list[Ended]:
-        """The arena was registered anew: every lease ends, sessions stay."""
+    def open_generation(self, generation: int) -> None:
+        """The arena can be read through a new agent: leases from now on are of that generation. Older ones stay, since the
+        older agent does."""
         self.generation = generation
-        ended = [lease.ended for lease in self._leases.values()]
-        self._leases.clear()
-        for requests in self._sessions.values():
-            requests.clear()
-        return ended
+
+    def close_generation(self, generation: int) -> list[Ended]:
+        """Its agent is gone: its leases end, as nothing more can be read under them. Idempotent; sessions stay."""
+        over = [lease for lease in self._leases.values() if lease.generation == generation]
+        for lease in over:
+            self._forget(lease)
+        return [lease.ended for lease in over]
 
     def named(self, lease_id: str) -> tuple[int, int]:
         """How many blocks and slots were offered under a live lease."""

@@ -51,7 +51,7 @@ class AdminService(rpc.AdminServicer):
         asked = pb.MatchPromptRequest(worker_id=request.worker_id, token_ids=ids, cache_salt=request.cache_salt)
         workers = await self._workers.ask("MatchPrompt", asked, pb.MatchPromptResponse)
         keys = PromptKeys(pack_tokens(ids), cache_salt=request.cache_salt)
-        predicted = {w.record.id: w.hits for w in self._view.snapshot(keys).workers}
+        predicted = {w.record.id: w.hits for w in self._view.snapshot(keys, detail=True).workers}
         for worker in workers:
             worker.predicted.extend(map(hit_to_pb, predicted.get(worker.worker_id, ())))
         return pb.MatchPromptResponse(prompt_tokens=len(ids), workers=workers)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from grpc import aio
 
 from services.router.dispatch.base import WorkerLost
+from services.router.dispatch.reports import Reports
 from services.router.dispatch.stream import BUFFER_TOKENS, RequestStream
 from services.router.view.view import View
 from twinflow.contracts.errors import HandoffFailed, Incompatible, TwinflowError
@@ -48,6 +49,7 @@ class WorkerLink:
         self._view = view
         self._settings = settings
         self._streams: dict[str, RequestStream] = {}
+        self._reports = Reports(record, view, self._streams, self.resync)
         self._out: Out | None = None  # None while there is no session
 
     @property
@@ -132,40 +134,10 @@ class WorkerLink:
         times = self._settings.times
         pulse = Pulse(times, lambda n: out.put(pb.RouterMessage(heartbeat=pb.Heartbeat(count=n))))
         try:
-            return await listen(messages, self._handle, pulse, times)
+            return await listen(messages, self._reports.handle, pulse, times)
         finally:
             self._out = None
             self._view.set_connected(self.record.key, False)
-
-    def _handle(self, message: pb.WorkerMessage) -> None:
-        kind = message.WhichOneof("message")
-        if kind == "step":
-            self._on_step(message.step)
-        elif kind == "snapshot":
-            self._on_snapshot(message.snapshot)
-
-    # ---- messages ----
-
-    def _on_step(self, step: pb.StepReport) -> None:
-        for output in step.outputs:
-            stream = self._streams.get(output.id)
-            if stream is None:  # cancelled meanwhile
-                continue
-            if output.HasField("stats"):
-                stream.stats = convert.stats_from_pb(output.stats)
-            stream.put(convert.samples_from_pb(output.samples))
-            if output.HasField("error"):
-                stream.fail(convert.error_from_pb(output.error))
-        if step.HasField("load"):
-            self._view.set_load(self.record.key, convert.load_from_pb(step.load))
-        if step.events and self._view.apply(self.record.key, map(convert.event_from_pb, step.events)):
-            log.info("cache events of worker %s have a gap: asking for a snapshot", self.record.id)
-            self.resync()
-
-    def _on_snapshot(self, snapshot: pb.Snapshot) -> None:
-        events = map(convert.event_from_pb, snapshot.events)
-        if self._view.replace(self.record.key, snapshot.sequence, events):
-            self.resync()
 
     def _send(self, message: pb.RouterMessage) -> None:
         if self._out is not None:

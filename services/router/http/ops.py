@@ -10,8 +10,8 @@ from services.router.config import RouterConfig
 from services.router.generation import Generator
 from services.router.http.api import Api
 from services.router.metrics import Metrics
-from services.router.schedule.base import NoDecodeWorker, Policy, RouteRequest
-from services.router.schedule.choose import usable_decoders
+from services.router.schedule.base import NoDecodeWorker, RouteRequest
+from services.router.schedule.filters import usable_decoders
 from services.router.schedule.limits import limit_tokens
 from services.router.view.view import View
 from twinflow.contracts.errors import UnknownModel
@@ -48,7 +48,7 @@ def model_routes(api: Api, view: View) -> APIRouter:
 def health_routes(config: RouterConfig, view: View, generator: Generator, metrics: Metrics) -> APIRouter:
     routes = APIRouter()
     probe = RouteRequest(model=config.model_name, prompt_tokens=1, max_tokens=1, tie_seed=0)
-    policy = Policy(fingerprint=config.fingerprint)
+    policy = config.scheduling
 
     def problem() -> NoDecodeWorker | None:
         try:

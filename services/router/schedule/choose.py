@@ -1,113 +1,151 @@
-"""The choice: filter workers, then the least cost; ties fall at random.
+"""The choice: filter workers, score what is left, pick. Pure: the same snapshot, request and policy give the same choice.
 
-Cost of (D, kind), in tokens of prefill compute:
-
-    local   queued(D) + (N − usable_D)                                   D computes its own suffix
-    remote  min over P of [queued(P) + (N − usable_P)] + transfer · (N − reach_D)
-    both    + active(D) · active_request + no_slot if all of D's slots are taken
-
-The two sides save different things: a prefill worker what `usable_tokens` spares it, a decode worker the transfer of
-what its attention already reaches; the final state moves whatever it holds.
+Prefill workers are scored by themselves first; only the best few are then paired with every decode worker, so that a cluster
+of 64 and 192 takes hundreds of pairs, not thousands.
 """
 
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from services.router.schedule.base import (
     Candidate,
     Choice,
     ChoiceKind,
-    NoDecodeWorker,
     Policy,
     Reason,
     RouteRequest,
+    Scene,
+    Sighted,
     Snapshot,
+    Terms,
     WorkerFacts,
 )
+from services.router.schedule.cost import is_decode_bound
+from services.router.schedule.filters import drop, dropped, usable_decoders
 from services.router.schedule.limits import fits, limit_tokens, too_long
+from services.router.schedule.pick import least
+from services.router.schedule.rates import Rates
 from twinflow.contracts.workers import Role
+
+MAX_CANDIDATES = 4  # offered to a decode worker; also those that are paired with every one of them
+MAX_OTHERS = 5  # alternatives that a choice tells
+DEFAULT_REPLY_TOKENS = 256.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """A decode worker with the best that can be done there."""
+
+    decode: Sighted
+    kind: ChoiceKind
+    reason: Reason
+    peers: tuple[Sighted, ...]  # prefill workers in order
+    terms: Terms
+    local_max_tokens: int
+
+    @property
+    def total(self) -> float:
+        return sum(self.terms.values())
+
+    @property
+    def name(self) -> str:
+        return self.decode.id if self.kind is ChoiceKind.LOCAL else f"{self.peers[0].id}→{self.decode.id}"
 
 
 def choose(snapshot: Snapshot, request: RouteRequest, policy: Policy) -> Choice:
     """Raises NoDecodeWorker when nobody can decode, TooLong when no worker could ever hold the request."""
     random = Random(request.tie_seed)
-    live = [w for w in snapshot.workers if eligible(w, request, policy)]
     decoders = usable_decoders(snapshot, request, policy)
     fitting = [w for w in decoders if fits(w.record, request)]
     if not fitting:
         raise too_long([w.record for w in decoders], request.prompt_tokens, request.max_tokens)
-    prefillers = [w for w in live if w.record.role is Role.PREFILL]
-    choices = [_price(w, prefillers, request, policy, random) for w in fitting]
-    return min(choices, key=lambda c: (c.terms["total"], random.random()))
+    options: list[_Option] = []
+    for fingerprint in dict.fromkeys(w.record.fingerprint for w in fitting):
+        group = [w for w in fitting if w.record.fingerprint == fingerprint]
+        options += _options(group, fingerprint, snapshot, request, policy, random)
+    costs = {i: option.total for i, option in enumerate(options)}
+    picked = policy.picker(costs, random, request.turn)
+    return _choice(options[picked], options, snapshot, request, policy)
 
 
-def usable_decoders(snapshot: Snapshot, request: RouteRequest, policy: Policy) -> list[WorkerFacts]:
-    """Never empty: raises NoDecodeWorker that says what is missing."""
-    found = [w for w in snapshot.workers if w.record.role in (Role.DECODE, Role.BOTH) and eligible(w, request, policy)]
-    if not found:
-        raise NoDecodeWorker(why_no_decoder(snapshot, request, policy))
-    return found
-
-
-def eligible(w: WorkerFacts, request: RouteRequest, policy: Policy) -> bool:
-    """Connected, serving this model under this fingerprint, not draining, not the one that just failed."""
-    r = w.record
-    return (
-        w.connected
-        and not r.draining
-        and r.model == request.model
-        and policy.fingerprint in ("", r.fingerprint)
-        and r.key not in request.excluded
-    )
-
-
-def why_no_decoder(snapshot: Snapshot, request: RouteRequest, policy: Policy) -> str:
-    """Names the nearest thing to a usable decode worker."""
-    decoders = [w for w in snapshot.workers if w.record.role in (Role.DECODE, Role.BOTH)]
-    ours = [w for w in decoders if w.record.model == request.model and policy.fingerprint in ("", w.record.fingerprint)]
-    if not decoders:
-        return "no decode worker is registered"
-    if not ours:
-        return f"none of {len(decoders)} decode workers serves model {request.model!r} with the expected layout"
-    states = {"draining": sum(w.record.draining for w in ours), "not connected": sum(not w.connected for w in ours)}
-    told = ", ".join(f"{n} {state}" for state, n in states.items() if n) or "the one that was asked is lost"
-    return f"no decode worker is usable: {told}"
-
-
-def _price(
-    d: WorkerFacts, prefillers: list[WorkerFacts], request: RouteRequest, policy: Policy, random: Random
-) -> Choice:
+def _options(
+    decoders: Sequence[WorkerFacts],
+    fingerprint: str,
+    snapshot: Snapshot,
+    request: RouteRequest,
+    policy: Policy,
+    random: Random,
+) -> list[_Option]:
+    """One per decode worker of a layout."""
     n = request.prompt_tokens
-    usable = d.usable_tokens(n)
-    peers = [p for p in prefillers if p.record.fingerprint == d.record.fingerprint and n < limit_tokens(p.record)]
-    kind, reason = _kind(d.record.role, bool(peers), n - usable, policy)
-    load = d.active_requests * policy.active_request_tokens
-    if 0 < d.record.load.total_slots <= d.active_requests:
-        load += policy.no_slot_tokens
-    ordered = sorted(peers, key=lambda p: (_prefill_cost(p, n), p.active_requests, random.random()))
-    terms = {"load": load}
-    prefill_tokens = n - usable
-    if kind is ChoiceKind.LOCAL:
-        terms |= {"prefill": float(prefill_tokens), "queued": float(d.queued_prefill_tokens)}
-    else:
-        prefill_tokens = n - ordered[0].usable_tokens(n)
-        terms |= {"prefill": float(prefill_tokens), "queued": float(ordered[0].queued_prefill_tokens)}
-        terms["transfer"] = policy.transfer_per_token * (n - min(d.attention_tokens, n))
-    offered = () if reason is Reason.ROLE_BOTH else tuple(Candidate(p.record, p.usable_tokens(n)) for p in ordered)
-    terms["total"] = sum(terms.values())
+    peers = [
+        Sighted(w, policy.sight(w, n))
+        for w in snapshot.workers
+        if w.record.role is Role.PREFILL
+        and w.record.fingerprint == fingerprint
+        and n < limit_tokens(w.record)
+        and drop(w, request, policy) is None
+    ]
+    behind = sum(p.facts.waiting_prompts for p in peers) / len(peers) if peers else 0.0
+    reply_tokens = min(request.max_tokens, snapshot.reply_tokens or DEFAULT_REPLY_TOKENS)
+    scene = Scene(request, policy, snapshot.fleet.get(fingerprint, Rates()), reply_tokens, behind)
+    ranked = _rank(peers, scene, random)
+    return [_option(Sighted(w, policy.sight(w, n)), ranked, snapshot, scene) for w in decoders]
+
+
+def _rank(peers: Sequence[Sighted], scene: Scene, random: Random) -> list[tuple[Sighted, Terms]]:
+    """Prefill workers with their terms, the picker's first choice first, the others by cost."""
+    policy, turn = scene.policy, scene.request.turn
+    scored = [(p, policy.scorer.prefill(p, scene)) for p in peers]
+    if not scored:
+        return []
+    costs = {i: sum(terms.values()) for i, (_, terms) in enumerate(scored)}
+    first = policy.picker(costs, random, turn)
+    rest = heapq.nsmallest(4 * MAX_CANDIDATES, (i for i in costs if i != first), lambda i: (costs[i], random.random()))
+    return [scored[i] for i in (first, *rest)]
+
+
+def _option(decode: Sighted, ranked: list[tuple[Sighted, Terms]], snapshot: Snapshot, scene: Scene) -> _Option:
+    policy, broken = scene.policy, snapshot.broken
+    local = policy.scorer.local(decode, scene)
+    if decode.facts.record.role is Role.BOTH:
+        return _Option(decode, ChoiceKind.LOCAL, Reason.ROLE_BOTH, (), local, scene.request.prompt_tokens)
+    healthy = [(p, terms) for p, terms in ranked if (p.id, decode.id) not in broken][:MAX_CANDIDATES]
+    if not healthy:
+        return _Option(decode, ChoiceKind.LOCAL, Reason.NO_PREFILL_WORKER, (), local, scene.request.prompt_tokens)
+    pairs = [(p, terms | policy.scorer.remote(decode, p, terms, scene)) for p, terms in healthy]
+    first, rest = pairs[0], pairs[1:]
+    if policy.picker is least:  # what a pair costs may change the order that the prefill workers have by themselves
+        first, *rest = sorted(pairs, key=lambda pair: sum(pair[1].values()))  # stable: ties stay as ranked
+    peers, remote = (first[0], *(p for p, _ in rest)), first[1]
+    suffix = scene.request.prompt_tokens - decode.hit.usable_tokens
+    limit = policy.scorer.local_limit(decode, local, remote, scene)
+    if suffix <= limit:
+        return _Option(decode, ChoiceKind.LOCAL, Reason.SHORT_SUFFIX, peers, local, limit)
+    short = suffix <= policy.local_max_tokens and is_decode_bound(decode.facts, scene)
+    reason = Reason.DECODE_BOUND if short else Reason.LONG_SUFFIX
+    return _Option(decode, ChoiceKind.REMOTE, reason, peers, remote, limit)
+
+
+def _choice(
+    option: _Option, options: Sequence[_Option], snapshot: Snapshot, request: RouteRequest, policy: Policy
+) -> Choice:
+    decode, n = option.decode, request.prompt_tokens
+    whoever = decode if option.kind is ChoiceKind.LOCAL else option.peers[0]
+    others = heapq.nsmallest(MAX_OTHERS, (o for o in options if o is not option), key=lambda o: o.total)
     return Choice(
-        kind, d.record, offered, reason, d.attention_tokens, usable, prefill_tokens, request.max_tokens, terms
+        kind=option.kind,
+        decode=decode.facts.record,
+        candidates=tuple(Candidate(p.facts.record, p.hit.usable_tokens) for p in option.peers),
+        reason=option.reason,
+        decode_attention_tokens=decode.facts.attention_tokens,
+        decode_usable_tokens=decode.facts.usable_tokens(n),
+        prefill_tokens=n - whoever.facts.usable_tokens(n),
+        max_tokens=request.max_tokens,
+        local_max_tokens=option.local_max_tokens,
+        terms=option.terms | {"total": option.total},
+        others={o.name: o.total for o in others},
+        dropped=dropped(snapshot.workers, request, policy),
     )
-
-
-def _kind(role: Role, has_peers: bool, suffix_tokens: int, policy: Policy) -> tuple[ChoiceKind, Reason]:
-    if role is Role.BOTH:
-        return ChoiceKind.LOCAL, Reason.ROLE_BOTH
-    if not has_peers:
-        return ChoiceKind.LOCAL, Reason.NO_PREFILL_WORKER
-    if suffix_tokens <= policy.local_max_tokens:
-        return ChoiceKind.LOCAL, Reason.SHORT_SUFFIX
-    return ChoiceKind.REMOTE, Reason.LONG_SUFFIX
-
-
-def _prefill_cost(p: WorkerFacts, prompt_tokens: int) -> float:
-    return float(p.queued_prefill_tokens + prompt_tokens - p.usable_tokens(prompt_tokens))

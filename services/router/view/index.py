@@ -1,118 +1,197 @@
-"""What one worker incarnation holds, from its sequenced events: block hashes and checkpoint hashes.
+"""Who holds what: one index of block and checkpoint hashes for all workers, and what it says of a prompt.
 
-Events apply only in sequence. After a gap the index keeps what it has (a stale hint is still a hint), holds back later
-events and asks for a snapshot, which replaces everything. The index is bounded: the oldest entry goes first.
+A hash is cut to 64 bits and looked up as it is; layouts share the index, since the fingerprint is part of every hash. Two hashes
+may be cut to the same key: then a worker seems to hold a block that it does not, which costs one wrong guess, because the worker
+matches its own cache by whole hashes. The same holds for whatever is stale here: events are hints.
+
+Writes gather until somebody reads. Every worker incarnation has a column; a column that is given back is used again once it
+is in no set any more.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from services.router.view.expected import Expected
 from services.router.view.prompt import PromptKeys
-from twinflow.contracts.events import CacheEvent, EventKind
-from twinflow.contracts.groups import GroupKind
-from twinflow.contracts.hits import GroupHit
+from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
 from twinflow.contracts.workers import WorkerRecord
 
-MAX_ENTRIES = 500_000  # per worker; about 100 B each
-MAX_PENDING_EVENTS = 100_000
-MAX_TAIL_TRIES = 1024  # mid-block checkpoint positions hashed per lookup, the deepest first
+CHECKPOINT = 0x5DEECE66D51A7E57  # a checkpoint's key: its hash's, with these bits turned
+STEP_BLOCKS = 128  # looked up at a time: most prompts end soon
+MAX_GATHERED = 4096  # writes
+MAX_TAILS = 256  # mid-block positions whose hashes are tried per prompt, about 1 µs each
+MAX_POSITION = 1 << 22  # of mid-block checkpoints that are remembered
 
 
-class WorkerIndex:
-    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
-        self.sequence = 0  # last event applied
-        self._max_entries = max_entries
-        self._blocks: dict[bytes, None] = {}  # in order of arrival
-        self._checkpoints: dict[bytes, int] = {}  # hash → position
-        self._positions: Counter[int] = Counter()  # how many checkpoints sit at each position
-        self._pending: dict[int, CacheEvent] = {}
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What each column holds of one prompt, in tokens. `points`: block boundaries with a checkpoint within the reach."""
+
+    reach: NDArray[np.int64]  # (COLUMNS,) of attention
+    deepest: NDArray[np.int64]  # (COLUMNS,) checkpoint from which the prompt can be resumed, 0 = none
+    points: NDArray[np.uint8]  # (blocks, COLUMNS)
+    block_tokens: int
+
+    def checkpoints(self, column: int) -> tuple[int, ...]:
+        """Ascending: those at block boundaries, and the deepest one if it is inside a block."""
+        at = ((np.flatnonzero(self.points[:, column]) + 1) * self.block_tokens).tolist()
+        deepest = int(self.deepest[column])
+        return tuple(at + [deepest] if deepest and deepest not in at else at)
+
+
+class HitIndex:
+    """Owned by the view. `now_s` of calls is monotonic."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._table = KeyTable(max_bytes)
+        self.expected = Expected()
+        self._free = list(range(COLUMNS - 1, -1, -1))
+        self._returned: list[int] = []
+        self._gathered: dict[tuple[int, int], bool] = {}  # (key, column) → stored or removed
+        self._positions = np.zeros(0, bool)  # at which a mid-block checkpoint was ever stored
 
     def __len__(self) -> int:
-        return len(self._blocks) + len(self._checkpoints)
+        self._flush()
+        return len(self._table)
 
     @property
-    def has_gap(self) -> bool:
-        """True while events are missing, until a snapshot closes the gap."""
-        return bool(self._pending)
+    def used_bytes(self) -> int:
+        return self._table.used_bytes
 
-    def apply(self, events: Iterable[CacheEvent]) -> bool:
-        """Takes events in any order; returns True when a gap has just opened: ask for a snapshot."""
-        had_gap = self.has_gap
-        for e in events:
-            if e.sequence == self.sequence + 1:
-                self._apply(e)
-            elif e.sequence > self.sequence and len(self._pending) < MAX_PENDING_EVENTS:
-                self._pending[e.sequence] = e
-        self._drain_pending()
-        return self.has_gap and not had_gap
+    # ---- columns ----
 
-    def replace(self, sequence: int, contents: Iterable[CacheEvent]) -> bool:
-        """A snapshot that includes everything up to `sequence`. Returns True when a gap is still open after it."""
-        if sequence < self.sequence:  # overtaken by events that came meanwhile
-            return self.has_gap
-        self._blocks.clear()
-        self._checkpoints.clear()
-        self._positions.clear()
-        for e in contents:
-            self._store(e)
-        self.sequence = sequence
-        self._pending = {n: e for n, e in self._pending.items() if n > sequence}
-        self._drain_pending()
-        return self.has_gap
+    def take_column(self) -> int | None:
+        """None when there are more workers than columns: what the last ones hold is not known then."""
+        if not self._free and self._returned:
+            self._table.finish_emptying()
+        done = [c for c in self._returned if self._table.emptied(c)]
+        self._returned = [c for c in self._returned if c not in done]
+        self._free += done
+        return self._free.pop() if self._free else None
 
-    def hits(self, record: WorkerRecord, prompt: PromptKeys) -> tuple[GroupHit, GroupHit]:
-        """Predicted hits of the attention and the state group. A checkpoint inside the block after the attention reach
-        extends it: a donated state comes with its partial tail block."""
-        hashes = prompt.block_hashes(record)
-        blocks = 0
-        while blocks < len(hashes) and hashes[blocks] in self._blocks:
-            blocks += 1
+    def return_column(self, column: int) -> None:
+        self.expected.forget(column)
+        if not self.count(column):
+            self._free.append(column)
+            return
+        self._table.empty(column)
+        self._returned.append(column)
+
+    def count(self, column: int) -> int:
+        """Entries that a column is in."""
+        self._flush()
+        return self._table.count(column)
+
+    # ---- writes ----
+
+    def store(self, column: int, key: int) -> None:
+        self._gather(key, column, True)
+
+    def store_checkpoint(self, column: int, key: int, position: int) -> None:
+        self._gather(key ^ CHECKPOINT, column, True)
+        if position < MAX_POSITION:
+            if position >= len(self._positions):
+                self._positions = np.append(self._positions, np.zeros(position + 1, bool))
+            self._positions[position] = True
+
+    def remove(self, column: int, key: int) -> None:
+        self._gather(key, column, False)
+
+    def remove_checkpoint(self, column: int, key: int) -> None:
+        self._gather(key ^ CHECKPOINT, column, False)
+
+    def _gather(self, key: int, column: int, stored: bool) -> None:
+        self._gathered[key, column] = stored
+        if len(self._gathered) >= MAX_GATHERED:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._gathered:
+            return
+        pairs, stored = list(self._gathered), np.fromiter(self._gathered.values(), bool, len(self._gathered))
+        self._gathered = {}
+        keys = np.fromiter((k for k, _ in pairs), np.uint64, len(pairs))
+        columns = np.fromiter((c for _, c in pairs), np.int64, len(pairs))
+        if not stored.all():
+            self._table.discard(keys[~stored], columns[~stored])
+        if stored.any():
+            self._table.add(keys[stored], columns[stored])
+
+    # ---- reads ----
+
+    def holdings(self, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings:
+        """Of all columns; they mean something for workers of this record's layout."""
+        self._flush()
         block_tokens = record.block_tokens
-        reach = blocks * block_tokens
-        points = [(i + 1) * block_tokens for i, h in enumerate(hashes[:blocks]) if h in self._checkpoints]
-        tail = self._deepest_tail(record, prompt, min(reach + block_tokens, prompt.tokens) - 1, max(points, default=0))
-        if tail is not None:
-            points.append(tail)
-            reach = max(reach, tail)
-        return (
-            GroupHit("attention", GroupKind.ATTENTION, reach),
-            GroupHit("state", GroupKind.STATE, max(points, default=0), tuple(sorted(points))),
+        held = self._unbroken(prompt.block_keys(record), now_s)
+        blocks = _bits(held)
+        reach = blocks.sum(axis=0, dtype=np.int64) * block_tokens
+        usable = held[: (prompt.tokens - 1) // block_tokens]
+        keys = prompt.block_keys(record)[: len(usable)] ^ np.uint64(CHECKPOINT)
+        points = _bits(self._sets(keys, now_s) & usable)
+        deepest = np.where(points.any(axis=0), len(points) - points[::-1].argmax(axis=0), 0) if len(points) else reach * 0
+        found = Holdings(reach, deepest * block_tokens, points, block_tokens)
+        return self._with_tails(found, record, prompt, now_s)
+
+    def _unbroken(self, keys: U64, now_s: float) -> U64:
+        """(n, WORDS) columns that hold every block up to this one, until nobody does."""
+        parts, alive = [np.zeros((0, WORDS), np.uint64)], np.full(WORDS, ~np.uint64(0))
+        for at in range(0, len(keys), STEP_BLOCKS):
+            sets = self._sets(keys[at : at + STEP_BLOCKS], now_s)
+            sets[0] &= alive
+            held = np.bitwise_and.accumulate(sets, axis=0)
+            parts.append(held[held.any(axis=1)])
+            alive = held[-1]
+            if not alive.any():
+                break
+        return np.concatenate(parts)
+
+    def _sets(self, keys: U64, now_s: float) -> U64:
+        return self.expected.merge(self._table.lookup(keys), keys, now_s)
+
+    def _with_tails(self, found: Holdings, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings:
+        """A checkpoint inside the block after the attention reach extends it: a donated state comes with its partial tail
+        block. One inside an earlier block is as good as any."""
+        last = np.minimum(found.reach + record.block_tokens, prompt.tokens) - 1
+        positions = list(self._tail_positions(found, last, record.block_tokens))
+        if not positions:
+            return found
+        keys = prompt.tail_keys(record, positions) ^ np.uint64(CHECKPOINT)
+        at = np.array(positions)[:, None]
+        fits = (_bits(self._sets(keys, now_s)) != 0) & (at <= last) & (at > found.deepest)
+        tail = np.where(fits, at, 0).max(axis=0)
+        return Holdings(
+            np.maximum(found.reach, tail), np.maximum(found.deepest, tail), found.points, record.block_tokens
         )
 
-    def _deepest_tail(self, record: WorkerRecord, prompt: PromptKeys, last: int, beyond: int) -> int | None:
-        tries = [p for p in self._positions if beyond < p <= last and p % record.block_tokens]
-        for position in sorted(tries, reverse=True)[:MAX_TAIL_TRIES]:
-            if prompt.prefix_hash(record, position) in self._checkpoints:
-                return position
-        return None
+    def _tail_positions(self, found: Holdings, last: NDArray[np.int64], block_tokens: int) -> Iterator[int]:
+        """Known positions inside blocks that could help somebody: those right behind a reach first, then the deepest."""
+        known = self._positions[: int(last.max()) + 1]
+        left = MAX_TAILS
+        behind = np.zeros(len(known), bool)
+        for reach in np.unique(found.reach)[::-1].tolist():
+            behind[reach : reach + block_tokens] = True
+        behind[::block_tokens] = False
+        others = known & ~behind
+        others[: int(found.deepest.min()) + 1] = False
+        others[::block_tokens] = False
+        for part in (known & behind, others):
+            at = np.flatnonzero(part)[::-1][:left].tolist()
+            left -= len(at)
+            yield from at
 
-    def _drain_pending(self) -> None:
-        while (e := self._pending.pop(self.sequence + 1, None)) is not None:
-            self._apply(e)
 
-    def _apply(self, e: CacheEvent) -> None:
-        self.sequence = e.sequence
-        if e.kind is EventKind.BLOCK_REMOVED:
-            self._blocks.pop(e.prefix_hash, None)
-        elif e.kind is EventKind.CHECKPOINT_REMOVED:
-            self._drop_checkpoint(e.prefix_hash)
-        else:
-            self._store(e)
+def _bits(sets: U64) -> NDArray[np.uint8]:
+    """(n, COLUMNS) of 0 and 1."""
+    return np.unpackbits(np.ascontiguousarray(sets).view(np.uint8), axis=1, bitorder="little")
 
-    def _store(self, e: CacheEvent) -> None:
-        if e.kind is EventKind.BLOCK_STORED:
-            self._blocks.setdefault(e.prefix_hash)
-        elif e.prefix_hash not in self._checkpoints:
-            self._checkpoints[e.prefix_hash] = e.position
-            self._positions[e.position] += 1
-        if len(self._blocks) > self._max_entries:
-            self._blocks.pop(next(iter(self._blocks)))
-        if len(self._checkpoints) > self._max_entries:
-            self._drop_checkpoint(next(iter(self._checkpoints)))
 
-    def _drop_checkpoint(self, prefix_hash: bytes) -> None:
-        position = self._checkpoints.pop(prefix_hash, None)
-        if position is not None:
-            self._positions[position] -= 1
-            if not self._positions[position]:
-                del self._positions[position]
+def expected_of(record: WorkerRecord, prompt: PromptKeys, with_state: bool) -> Sequence[int]:
+    """Keys that a worker will hold once it has this prompt: its full blocks and, where it was computed, the state at the last
+    boundary that can be resumed from."""
+    keys: list[int] = prompt.block_keys(record).tolist()
+    boundary = (prompt.tokens - 1) // record.block_tokens
+    return [*keys, keys[boundary - 1] ^ CHECKPOINT] if boundary and with_state else keys

@@ -1,7 +1,14 @@
 """The prompt of one request as the index looks it up: hashes per (fingerprint, block size), computed once each."""
 
-from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain, root_hash
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.router.view.table import U64
+from twinflow.contracts.hashing import HASH_BYTES, TOKEN_BYTES, TokenChain, root_hash
 from twinflow.contracts.workers import WorkerRecord
+
+KEY_BYTES = 8
 
 
 class PromptKeys:
@@ -13,7 +20,11 @@ class PromptKeys:
         self._tenant = tenant
         self._salt = cache_salt
         self._chains: dict[tuple[str, int], TokenChain] = {}
-        self._tails: dict[tuple[str, int, int], bytes] = {}
+        self._block_keys: dict[tuple[str, int], U64] = {}
+
+    def extended(self, packed: bytes) -> "PromptKeys":
+        """Of the prompt with these tokens behind it."""
+        return PromptKeys(self.packed + packed, self._tenant, self._salt)
 
     def root(self, fingerprint: str) -> bytes:
         return root_hash(fingerprint, self._tenant, self._salt)
@@ -21,14 +32,31 @@ class PromptKeys:
     def block_hashes(self, record: WorkerRecord) -> list[bytes]:
         return list(self._chain(record).block_hashes)
 
-    def prefix_hash(self, record: WorkerRecord, position: int) -> bytes:
-        key = (record.fingerprint, record.block_tokens, position)
-        if key not in self._tails:
-            self._tails[key] = self._chain(record).prefix_hash(position)
-        return self._tails[key]
+    def block_keys(self, record: WorkerRecord) -> U64:
+        """(full blocks,) key of every block boundary, ascending."""
+        key = (record.fingerprint, record.block_tokens)
+        if key not in self._block_keys:
+            self._block_keys[key] = keys_of(self.block_hashes(record))
+        return self._block_keys[key]
+
+    def tail_keys(self, record: WorkerRecord, positions: Sequence[int]) -> U64:
+        """(n,) keys of these prefixes."""
+        chain = self._chain(record)
+        return keys_of([chain.prefix_hash(p) for p in positions])
 
     def _chain(self, record: WorkerRecord) -> TokenChain:
         key = (record.fingerprint, record.block_tokens)
         if key not in self._chains:
             self._chains[key] = TokenChain(self.root(record.fingerprint), record.block_tokens, self.packed)
         return self._chains[key]
+
+
+def keys_of(hashes: Sequence[bytes]) -> U64:
+    """The first 64 bits of each hash."""
+    words = np.frombuffer(b"".join(hashes), np.dtype("<u8"))
+    keys: U64 = words[:: HASH_BYTES // KEY_BYTES].astype(np.uint64)
+    return keys
+
+
+def key_of(prefix_hash: bytes) -> int:
+    return int.from_bytes(prefix_hash[:KEY_BYTES], "little")

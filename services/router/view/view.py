@@ -1,114 +1,206 @@
-"""The view: every known worker with its index, load and what this router has charged to it. One event loop owns it.
+"""The view: every known worker with what it holds, how busy and how fast it is, and what this router has charged to it.
 
-Loads reported by a worker are a step old. What the router itself has sent is charged at once and taken back when it is
-known to be over (prefill: at the first token; request: at its end). A worker's load is the larger of both accounts, so
-nothing is counted twice and a burst still spreads.
+One event loop owns it. `snapshot` is what a choice is made from; everything else reports facts.
 """
 
 import dataclasses
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from services.router.schedule.base import Choice, ChoiceKind, Snapshot, WorkerFacts
-from services.router.view.index import WorkerIndex
+from services.router.view.breakers import Breakers
+from services.router.view.charges import Charges
+from services.router.view.feed import Feed
+from services.router.view.index import HitIndex, Holdings, expected_of
 from services.router.view.prompt import PromptKeys
+from services.router.schedule.rates import Rates
 from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load, Role, WorkerRecord
 
 Key = tuple[str, str]  # worker id, incarnation
+Clock = Callable[[], float]
+
+EVENTS_LATE_S = 10.0  # entries are expected for so long after they should be there
+STALL_STEPS = 20  # a step may take so many times the usual before it counts as hanging
+REPLY_WEIGHT = 0.02  # of the newest reply in the mean length
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSettings:
+    index_bytes: int = 1 << 30
+    stall_s: float = 10.0  # without a step while something runs: the worker hangs
 
 
 @dataclass(slots=True)
 class _Worker:
     record: WorkerRecord
+    feed: Feed
     connected: bool = False
-    index: WorkerIndex = field(default_factory=WorkerIndex)
-    prefill_charges: dict[str, int] = field(default_factory=dict)  # request → tokens still to prefill
-    requests: set[str] = field(default_factory=set)
-
-    def facts(self, prompt: PromptKeys | None) -> WorkerFacts:
-        load = self.record.load
-        hits = self.index.hits(self.record, prompt) if prompt is not None else ()
-        return WorkerFacts(
-            record=self.record,
-            connected=self.connected,
-            active_requests=max(load.running + load.waiting, len(self.requests)),
-            queued_prefill_tokens=max(load.queued_prefill_tokens, sum(self.prefill_charges.values())),
-            hits=hits,
-            attention_tokens=hits[0].tokens if hits else 0,
-        )
+    charges: Charges = field(default_factory=Charges)
+    rates: Rates = field(default_factory=Rates)
+    heard_s: float = 0.0  # of the last load
 
 
 class View:
-    def __init__(self) -> None:
+    def __init__(self, settings: ViewSettings | None = None, clock: Clock = time.monotonic) -> None:
+        self._settings = settings or ViewSettings()
+        self._clock = clock
         self._workers: dict[Key, _Worker] = {}
+        self._index = HitIndex(self._settings.index_bytes)
+        self._fleet: dict[str, Rates] = {}  # by fingerprint: of all workers together
+        self._reply_tokens: float | None = None
+        self.breakers = Breakers(clock)
 
     # ---- facts come in ----
 
     def put(self, record: WorkerRecord) -> None:
-        """From the registry. A new incarnation is a new worker with an empty index."""
+        """From the registry. A new incarnation is a new worker of which nothing is known."""
         known = self._workers.get(record.key)
         if known is None:
-            self._workers[record.key] = _Worker(record)
+            self._workers[record.key] = _Worker(record, Feed(self._index))
         else:
             load = known.record.load if known.connected else record.load  # the session's load is fresher
             known.record = dataclasses.replace(record, load=load)
 
     def remove(self, key: Key) -> None:
-        self._workers.pop(key, None)
+        worker = self._workers.pop(key, None)
+        if worker is not None:
+            worker.feed.close()
+            self.breakers.forget(key[0])
 
     def set_connected(self, key: Key, connected: bool) -> None:
-        """A session that (re)starts begins with an empty index: events of the time between are unknown."""
+        """A session that (re)starts knows nothing of what the worker holds: events of the time between are lost."""
         worker = self._workers.get(key)
         if worker is not None:
             worker.connected = connected
-            worker.index = WorkerIndex()
+            worker.heard_s = self._clock()
+            worker.feed.close()
+            worker.feed = Feed(self._index)
 
     def is_connected(self, key: Key) -> bool:
         return key in self._workers and self._workers[key].connected
 
     def set_load(self, key: Key, load: Load) -> None:
         worker = self._workers.get(key)
-        if worker is not None:
-            worker.record = dataclasses.replace(worker.record, load=load)
+        if worker is None:
+            return
+        before, now = worker.record.load.pace, load.pace
+        computing_tokens = worker.charges.computing_tokens
+        worker.heard_s = self._clock()
+        worker.record = dataclasses.replace(worker.record, load=load)
+        worker.charges.reported(now.prefill_tokens - before.prefill_tokens)
+        if now.steps != before.steps:
+            worker.rates = worker.rates.paced(before, now, computing_tokens)
+            fleet = self._fleet.get(worker.record.fingerprint, Rates())
+            self._fleet[worker.record.fingerprint] = fleet.paced(before, now, computing_tokens)
 
     def apply(self, key: Key, events: Iterable[CacheEvent]) -> bool:
         """True: a gap has opened, ask the worker for a snapshot."""
         worker = self._workers.get(key)
-        return worker is not None and worker.index.apply(events)
+        return worker is not None and worker.feed.apply(events)
 
     def replace(self, key: Key, sequence: int, contents: Iterable[CacheEvent]) -> bool:
         """A snapshot arrived. True: events are still missing, ask again."""
         worker = self._workers.get(key)
-        return worker is not None and worker.index.replace(sequence, contents)
+        return worker is not None and worker.feed.replace(sequence, contents)
+
+    def learn(self, choice: Choice, stats: RequestStats, reply_tokens: int) -> None:
+        """A request has ended well: what its hand-off moved how fast, who failed it, how long the reply was."""
+        mean = self._reply_tokens
+        self._reply_tokens = reply_tokens if mean is None else mean + REPLY_WEIGHT * (reply_tokens - mean)
+        decode = self._workers.get(choice.decode.key)
+        if decode is not None:
+            decode.rates = decode.rates.moved(stats)
+            fleet = self._fleet.get(choice.decode.fingerprint, Rates())
+            anonymous = dataclasses.replace(stats, prefill_worker="any")
+            self._fleet[choice.decode.fingerprint] = fleet.moved(anonymous)
+        self.breakers.worked(("", choice.decode.id))
+        for prefill_id in stats.faulty_prefill_workers:
+            self.breakers.failed((prefill_id, choice.decode.id))
+        if stats.prefill_worker:
+            self.breakers.worked((stats.prefill_worker, choice.decode.id))
 
     # ---- charges ----
 
-    def charge(self, request_id: str, choice: Choice) -> None:
-        """The decode worker runs one more; whoever prefills has that much more to compute."""
+    def charge(self, request_id: str, choice: Choice, prompt: PromptKeys | None = None) -> None:
+        """The decode worker runs one more; whoever prefills has that much more to compute, and will hold the prompt's blocks
+        (so will the decode worker, which receives them)."""
         decode = self._workers.get(choice.decode.key)
-        if decode is not None:
-            decode.requests.add(request_id)
         local = choice.kind is ChoiceKind.LOCAL
         prefill = decode if local else self._workers.get(choice.candidates[0].record.key)
+        if decode is not None:
+            decode.charges.run(request_id)
         if prefill is not None:
-            prefill.prefill_charges[request_id] = choice.prefill_tokens
+            prefill.charges.prefill(request_id, choice.prefill_tokens)
+        if prompt is None:
+            return
+        now = self._clock()
+        until_s = now + choice.terms.get("wait", 0.0) / 1e3 + choice.terms.get("prefill", 0.0) / 1e3 + EVENTS_LATE_S
+        for worker in {id(w): w for w in (decode, prefill) if w is not None}.values():
+            if worker.feed.column is not None:
+                keys = expected_of(worker.record, prompt, with_state=worker is prefill)
+                self._index.expected.add(worker.feed.column, keys, until_s, now)
 
     def prefilled(self, request_id: str) -> None:
         """Its first token came: nobody prefills for it any more."""
         for worker in self._workers.values():
-            worker.prefill_charges.pop(request_id, None)
+            worker.charges.prefilled(request_id)
 
     def finished(self, request_id: str) -> None:
         for worker in self._workers.values():
-            worker.prefill_charges.pop(request_id, None)
-            worker.requests.discard(request_id)
+            worker.charges.ended(request_id)
 
     # ---- facts go out ----
 
-    def snapshot(self, prompt: PromptKeys | None = None) -> Snapshot:
-        """All workers now; with `prompt`, its hits at those that could serve it."""
-        return Snapshot(tuple(w.facts(prompt if w.connected else None) for w in self._workers.values()))
+    def snapshot(self, prompt: PromptKeys | None = None, detail: bool = False) -> Snapshot:
+        """All workers now; with `prompt`, its hits at those that could serve it. `detail`: every checkpoint, not only the one
+        that counts."""
+        now = self._clock()
+        holdings: dict[tuple[str, int], Holdings] = {}
+        facts = []
+        for worker in self._workers.values():
+            found, record = None, worker.record
+            if prompt is not None and worker.connected and record.block_tokens and worker.feed.column is not None:
+                layout = (record.fingerprint, record.block_tokens)
+                if layout not in holdings:
+                    holdings[layout] = self._index.holdings(record, prompt, now)
+                found = holdings[layout]
+            facts.append(self._facts(worker, found, detail, now))
+        return Snapshot(tuple(facts), self._fleet.copy(), self.breakers.open(), self._reply_tokens)
+
+    def _facts(self, worker: _Worker, found: Holdings | None, detail: bool, now_s: float) -> WorkerFacts:
+        load, charges, column = worker.record.load, worker.charges, worker.feed.column
+        reach, checkpoints = 0, ()
+        if found is not None and column is not None and found.reach[column]:
+            reach = int(found.reach[column])
+            deepest = int(found.deepest[column])
+            checkpoints = found.checkpoints(column) if detail else (deepest,) if deepest else ()
+        return WorkerFacts(
+            record=worker.record,
+            connected=worker.connected,
+            active_requests=charges.active_requests(load),
+            queued_prefill_tokens=charges.queued_prefill_tokens(load),
+            waiting_prompts=max(charges.waiting_prompts, load.waiting),
+            stalled=self._stalled_s(worker, now_s) > 0,
+            attention_tokens=reach,
+            checkpoints=checkpoints,
+            rates=worker.rates,
+        )
+
+    def stalled_s(self, key: Key) -> float:
+        """For how long a worker with running requests has not made a step, if that is too long; else 0."""
+        worker = self._workers.get(key)
+        return self._stalled_s(worker, self._clock()) if worker is not None else 0.0
+
+    def _stalled_s(self, worker: _Worker, now_s: float) -> float:
+        load = worker.record.load
+        if not (worker.connected and load.running and load.pace.steps):
+            return 0.0
+        usual_s = load.pace.busy_s / load.pace.steps
+        silent_s = now_s - worker.heard_s
+        return silent_s if silent_s > max(self._settings.stall_s, STALL_STEPS * usual_s) else 0.0
 
     def counts(self) -> dict[str, int]:
         """Connected workers by role."""
@@ -119,4 +211,9 @@ class View:
 
     def index_entries(self) -> dict[str, int]:
         """Index entries by worker id."""
-        return {w.record.id: len(w.index) for w in self._workers.values()}
+        return {w.record.id: len(w.feed) for w in self._workers.values()}
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory of the index in use."""
+        return self._index.used_bytes

@@ -42,3 +42,15 @@ def test_heads_inside_a_projection(device: str) -> None:
     assert relative_error(fast.rms_norm(x_view, w, 1e-6), reference.rms_norm(x, w, 1e-6)) < 1e-6
     got = fast.gated_rms_norm(x_view, gate_view, w, 1e-6)
     assert relative_error(got, reference.gated_rms_norm(x, gate, w, 1e-6)) < 1e-6
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_parts_of_what_is_added(parts: int, dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 96).to(dtype).to(device), torch.randn(96).to(dtype).to(device)
+    y = torch.randn(parts, 3, 96, device=device)
+    for unit_offset in (False, True):
+        got = fast.add_rms_norm(x, y, w, 1e-3, unit_offset)
+        for mine, expected in zip(got, reference.add_rms_norm(x, y, w, 1e-3, unit_offset), strict=True):
+            assert relative_error(mine, expected) < (1e-6 if dtype == torch.float32 else 2e-3)

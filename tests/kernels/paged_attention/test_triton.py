@@ -77,7 +77,7 @@ def test_any_number_of_splits_gives_the_same(splits: int, mixed: bool, device: s
     expected = case.run(reference)
     got = torch.full_like(expected, float("nan"))
     where = (case.k, case.v, case.tables, case.contexts, cu(case.lens).to(device))
-    decode.attend_one_query(case.q, *where, 32**-0.5, got, all_one=not mixed, splits=splits)
+    decode.attend_one_query(case.q, *where, 32**-0.5, got, all_one=not mixed, programs=splits)
     assert relative_error(got[: len(DECODE)], expected[: len(DECODE)]) < 1e-5
     assert got[len(DECODE) :].isnan().all()
 

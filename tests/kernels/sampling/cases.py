@@ -35,8 +35,9 @@ def tables_of(rows: Sequence[Row], vocab: int) -> tuple[RowTables, torch.Tensor,
     for place, row in zip(places, rows, strict=True):
         memory.put(place, row.params, struct.pack(f"<{len(row.prompt)}I", *row.prompt), row.generated)
     steps = torch.tensor([places, [r.position for r in rows], [r.bits for r in rows]])
-    draws = any(r.params.temperature > 0 for r in rows)
-    return memory.tables, steps, Needs(draws, any(needs_threshold(r.params) for r in rows))
+    draws = any(row.params.temperature > 0 for row in rows)
+    adjusts = any(memory.adjusts(place) for place in places)
+    return memory.tables, steps, Needs(draws, any(needs_threshold(row.params) for row in rows), adjusts)
 
 
 def on(device: str, tables: RowTables) -> RowTables:

@@ -108,7 +108,7 @@ async def test_default_lengths(cluster):
 
 
 async def test_remote_choices_carry_candidates(model_folder):
-    async with running(model_folder, local_max_tokens=1) as c:
+    async with running(model_folder, local_max_tokens=0) as c:
         decode = await c.add(FakeWorker("toy"))
         prefill = await c.add(FakeWorker("toy", "p0", Role.PREFILL))
         response = await c.http.post("/v1/completions", json={"model": "toy", "prompt": "hello there"},

@@ -16,12 +16,11 @@ from services.router.schedule.base import (
 )
 from services.router.schedule.choose import choose
 from services.router.schedule.limits import reply_tokens
+from services.router.schedule.policies import policy_named
 from twinflow.contracts.errors import TooLong
-from twinflow.contracts.groups import GroupKind
-from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.workers import Load, Role, WorkerRecord
 
-POLICY = Policy(local_max_tokens=100)
+POLICY = policy_named("cost", local_max_tokens=100)
 
 
 def worker(
@@ -34,12 +33,17 @@ def worker(
         "max_request_tokens": 4096,
         "block_tokens": 64,
     } | record
-    hits = (
-        GroupHit("attention", GroupKind.ATTENTION, reach),
-        GroupHit("state", GroupKind.STATE, max(checkpoints, default=0), tuple(checkpoints)),
-    )
     rec = WorkerRecord(id, "i", role, (f"{id}:1",), **facts)
-    return WorkerFacts(rec, connected, active, queued, hits, reach)
+    return WorkerFacts(
+        rec, connected, active, queued, attention_tokens=reach, checkpoints=tuple(checkpoints)
+    )
+
+
+def stalled(facts: WorkerFacts) -> WorkerFacts:
+    return dataclasses.replace(facts, stalled=True)
+
+
+P, B = Role.PREFILL, Role.BOTH
 
 
 def pick(
@@ -47,8 +51,6 @@ def pick(
 ):
     return choose(Snapshot(workers), RouteRequest("m", n, max_tokens, tie_seed, **request), policy)
 
-
-P, B = Role.PREFILL, Role.BOTH
 
 
 @pytest.mark.parametrize(
@@ -66,9 +68,10 @@ P, B = Role.PREFILL, Role.BOTH
         ([worker("d"), worker("p", P, connected=False)], ChoiceKind.LOCAL, Reason.NO_PREFILL_WORKER),
         ([worker("d"), worker("p", P, model="other")], ChoiceKind.LOCAL, Reason.NO_PREFILL_WORKER),
         ([worker("d"), worker("p", P, max_request_tokens=999)], ChoiceKind.LOCAL, Reason.NO_PREFILL_WORKER),
+        ([stalled(worker("p", P)), worker("d")], ChoiceKind.LOCAL, Reason.NO_PREFILL_WORKER),
     ],
     ids=["alone", "both", "cold", "suffix-100", "suffix-101", "no-state", "unreachable-state", "other-fingerprint",
-         "draining", "unconnected", "other-model", "small"],
+         "draining", "unconnected", "other-model", "small", "stalled"],
 )  # fmt: skip
 def test_kind(workers, kind, reason):
     choice = pick(*workers)
@@ -92,7 +95,7 @@ def test_a_worker_without_free_slots_is_last():
         worker("full", reach=960, checkpoints=(960,), active=4),
         record=dataclasses.replace(worker("full").record, load=Load(running=4, total_slots=4)),
     )
-    assert pick(full, worker("idle")).decode.id == "idle"
+    assert pick(full, worker("idle"), max_tokens=500).decode.id == "idle"
 
 
 def test_candidates_by_what_they_would_compute_and_wait():

@@ -1,14 +1,15 @@
-"""The index against random operation sequences, gaps and snapshots; hits against the definition."""
+"""Feeds and the index they share, against random operation sequences, gaps and snapshots; hits against the definition."""
 
 import random
 
 import pytest
 
-from services.router.view.index import WorkerIndex
+from services.router.view.feed import Feed
+from services.router.view.index import HitIndex
 from services.router.view.prompt import PromptKeys
+from services.router.view.table import COLUMNS
 from twinflow.contracts.events import CacheEvent, EventKind
 from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
-from twinflow.contracts.hits import usable_tokens
 from twinflow.contracts.workers import Role, WorkerRecord
 
 BLOCK = 4
@@ -30,12 +31,26 @@ def saved(ids: list[int], position: int, sequence: int) -> CacheEvent:
     return CacheEvent(sequence, SAVED, chain(ids).prefix_hash(position), position)
 
 
-def hits(index: WorkerIndex, ids: list[int], salt: str = ""):
-    attention, state = index.hits(RECORD, PromptKeys(pack_tokens(ids), cache_salt=salt))
-    return attention.tokens, state.checkpoints
+class Cluster:
+    """An index and feeds of some workers."""
+
+    def __init__(self, workers: int = 1, max_bytes: int = 1 << 24) -> None:
+        self.index = HitIndex(max_bytes)
+        self.feeds = [Feed(self.index) for _ in range(workers)]
+
+    def hits(self, ids: list[int], salt: str = "", worker: int = 0) -> tuple[int, tuple[int, ...]]:
+        found = self.index.holdings(RECORD, PromptKeys(pack_tokens(ids), cache_salt=salt), 0.0)
+        column = self.feeds[worker].column
+        assert column is not None
+        return int(found.reach[column]), found.checkpoints(column)
 
 
 IDS = list(range(100, 120))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
 
 
 @pytest.mark.parametrize(
@@ -50,110 +65,151 @@ IDS = list(range(100, 120))
     ],
     ids=["all", "mid-block", "branch", "branch-before", "shifted", "short"],
 )
-def test_hits_are_contiguous_from_the_start(prompt, expected):
-    index = WorkerIndex()
-    index.apply([*stored(IDS), saved(IDS, 8, 6)])
-    assert hits(index, prompt) == expected
+def test_hits_are_contiguous_from_the_start(cluster, prompt, expected):
+    cluster.feeds[0].apply([*stored(IDS), saved(IDS, 8, 6)])
+    assert cluster.hits(prompt) == expected
 
 
-def test_a_hole_ends_the_reach():
-    index = WorkerIndex()
+def test_a_hole_ends_the_reach(cluster):
     events = stored(IDS)
-    index.apply([*events, CacheEvent(6, REMOVED, events[1].prefix_hash, 8), saved(IDS, 16, 7)])
-    assert hits(index, IDS) == (4, ())
+    cluster.feeds[0].apply([*events, CacheEvent(6, REMOVED, events[1].prefix_hash, 8), saved(IDS, 16, 7)])
+    assert cluster.hits(IDS) == (4, ())
 
 
-def test_a_checkpoint_inside_a_block_brings_its_tail():
-    index = WorkerIndex()
-    index.apply([*stored(IDS[:8]), saved(IDS, 10, 3), saved(IDS, 3, 4)])
-    assert hits(index, IDS) == (10, (10,))
-    assert hits(index, IDS[:10]) == (8, (3,))  # the whole prompt is no use: its last token must run
-    assert usable_tokens(index.hits(RECORD, PromptKeys(pack_tokens(IDS))), 20) == 10
+def test_a_checkpoint_inside_a_block_brings_its_tail(cluster):
+    cluster.feeds[0].apply([*stored(IDS[:8]), saved(IDS, 10, 3), saved(IDS, 3, 4)])
+    assert cluster.hits(IDS) == (10, (10,))
+    assert cluster.hits(IDS[:10]) == (8, (3,))  # the whole prompt is no use: its last token must run
 
 
-def test_salt_separates():
-    index = WorkerIndex()
-    index.apply(stored(IDS))
-    assert hits(index, IDS, salt="other") == (0, ())
+def test_salt_separates(cluster):
+    cluster.feeds[0].apply(stored(IDS))
+    assert cluster.hits(IDS, salt="other") == (0, ())
 
 
-def test_gap_holds_back_until_a_snapshot():
-    index = WorkerIndex()
-    events = stored(IDS)
-    assert not index.apply(events[:2])
-    assert index.apply(events[3:])  # 3 is missing: ask
-    assert not index.apply([saved(IDS, 8, 6)])  # asked already
-    assert hits(index, IDS) == (8, ())
-    assert not index.replace(4, events[:4])
-    assert hits(index, IDS) == (20, (8,)) and index.sequence == 6
+def test_workers_share_entries_and_not_hits():
+    cluster = Cluster(workers=3)
+    cluster.feeds[0].apply([*stored(IDS), saved(IDS, 8, 6)])
+    cluster.feeds[1].apply(stored(IDS[:12]))
+    assert len(cluster.index) == 6
+    assert [cluster.hits(IDS, worker=w) for w in range(3)] == [(20, (8,)), (12, ()), (0, ())]
+    assert [len(f) for f in cluster.feeds] == [6, 3, 0]
 
 
-def test_late_event_closes_the_gap_by_itself():
-    index = WorkerIndex()
-    events = stored(IDS)
-    assert index.apply([events[0], events[2]])
-    index.apply([events[1]])
-    assert not index.has_gap and hits(index, IDS)[0] == 12
+def test_gap_holds_back_until_a_snapshot(cluster):
+    (feed,), events = cluster.feeds, stored(IDS)
+    assert not feed.apply(events[:2])
+    assert feed.apply(events[3:])  # 3 is missing: ask
+    assert not feed.apply([saved(IDS, 8, 6)])  # asked already
+    assert cluster.hits(IDS) == (8, ())
+    assert not feed.replace(4, events[:4])
+    assert cluster.hits(IDS) == (20, (8,)) and feed.sequence == 6
 
 
-def test_old_snapshots_and_repeated_events_change_nothing():
-    index = WorkerIndex()
-    index.apply(stored(IDS))
-    assert not index.replace(2, [])
-    index.apply(stored(IDS)[:1])
-    assert hits(index, IDS)[0] == 20
+def test_a_snapshot_drops_what_it_does_not_name(cluster):
+    (feed,) = cluster.feeds
+    feed.apply(stored(IDS))
+    assert not feed.replace(9, stored(IDS)[:2])
+    assert cluster.hits(IDS) == (8, ()) and len(feed) == 2
 
 
-def test_a_snapshot_before_the_gap_leaves_it_open():
-    index = WorkerIndex()
-    events = stored(IDS)
-    index.apply([events[0], events[4]])
-    assert index.replace(2, events[:2])
-    assert not index.replace(4, events[:4])
+def test_late_event_closes_the_gap_by_itself(cluster):
+    (feed,), events = cluster.feeds, stored(IDS)
+    assert feed.apply([events[0], events[2]])
+    feed.apply([events[1]])
+    assert not feed.has_gap and cluster.hits(IDS)[0] == 12
 
 
-def test_bounded_oldest_out():
-    index = WorkerIndex(max_entries=3)
-    index.apply([*stored(IDS), *[saved(IDS, p, 6 + p) for p in range(6)]])
-    assert len(index) == 6
-    assert hits(index, IDS) == (3, (3,))  # blocks 0 and 1 are out, checkpoints 3, 4 and 5 are in
+def test_old_snapshots_and_repeated_events_change_nothing(cluster):
+    (feed,) = cluster.feeds
+    feed.apply(stored(IDS))
+    assert not feed.replace(2, [])
+    feed.apply(stored(IDS)[:1])
+    assert cluster.hits(IDS)[0] == 20
+
+
+def test_a_snapshot_before_the_gap_leaves_it_open(cluster):
+    (feed,), events = cluster.feeds, stored(IDS)
+    feed.apply([events[0], events[4]])
+    assert feed.replace(2, events[:2])
+    assert not feed.replace(4, events[:4])
+
+
+def test_columns_are_used_again_and_never_mix():
+    """More incarnations than columns, one after the other: a new one never sees what an old one held."""
+    cluster = Cluster(workers=COLUMNS)
+    assert Feed(cluster.index).column is None  # known to hold nothing, no error
+    for round in range(300):
+        feed = cluster.feeds[round % COLUMNS]
+        feed.apply(stored(IDS))
+        feed.close()
+        cluster.feeds[round % COLUMNS] = Feed(cluster.index)
+        assert cluster.hits(IDS, worker=round % COLUMNS) == (0, ())
+    assert len(cluster.index) in (0, 5)
+
+
+def test_a_worker_without_a_column_only_counts_events():
+    cluster = Cluster(workers=COLUMNS)
+    late = Feed(cluster.index)
+    assert not late.apply(stored(IDS)) and late.sequence == 5 and len(late) == 0
+    cluster.feeds[3].close()
+    assert not late.replace(5, stored(IDS))
+    assert len(late) == 5
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_operations(seed):
-    """Against a plain set; events shuffled within a window never lose anything."""
+    """Two workers against plain sets; events shuffled within a window never lose anything."""
     draw = random.Random(seed)
     prompts = [[draw.randrange(3) for _ in range(draw.randrange(4, 24))] for _ in range(6)]
-    blocks: set[bytes] = set()
-    points: dict[bytes, int] = {}
-    events: list[CacheEvent] = []
-    for sequence in range(1, 200):
-        ids = draw.choice(prompts)
-        position = draw.randrange(1, len(ids) + 1)
-        kind = draw.choice(list(EventKind))
+    cluster = Cluster(workers=2)
+    models = [Model(draw, prompts), Model(draw, prompts)]
+    for _ in range(60):
+        which = draw.randrange(2)
+        window = models[which].events(draw.randrange(1, 5))
+        draw.shuffle(window)
+        cluster.feeds[which].apply(window)
+        if draw.random() < 0.2:
+            for worker, model in enumerate(models):
+                ids = draw.choice(prompts)
+                assert cluster.hits(ids, worker=worker) == model.hits(ids)
+    for worker, model in enumerate(models):
+        assert len(cluster.feeds[worker]) == len(model.blocks) + len(model.points)
+        assert cluster.feeds[worker].sequence == model.sequence
+        for ids in prompts:
+            assert cluster.hits(ids, worker=worker) == model.hits(ids)
+
+
+class Model:
+    """What one worker holds, in plain sets."""
+
+    def __init__(self, draw: random.Random, prompts: list[list[int]]) -> None:
+        self.draw, self.prompts, self.sequence = draw, prompts, 0
+        self.blocks: set[bytes] = set()
+        self.points: set[bytes] = set()
+
+    def events(self, count: int) -> list[CacheEvent]:
+        return [self.event() for _ in range(count)]
+
+    def event(self) -> CacheEvent:
+        self.sequence += 1
+        ids, kind = self.draw.choice(self.prompts), self.draw.choice(list(EventKind))
+        position = self.draw.randrange(1, len(ids) + 1)
         if kind in (STORED, REMOVED):
             position = position // BLOCK * BLOCK or BLOCK
         key = chain(ids).prefix_hash(position)
-        {STORED: blocks.add, REMOVED: blocks.discard}.get(kind, lambda _: None)(key)
-        if kind is SAVED:
-            points[key] = position
-        elif kind is DROPPED:
-            points.pop(key, None)
-        events.append(CacheEvent(sequence, kind, key, position))
-    index = WorkerIndex()
-    while events:
-        n = draw.randrange(1, 5)
-        window, events = events[:n], events[n:]
-        draw.shuffle(window)
-        index.apply(window)
-    assert len(index) == len(blocks) + len(points) and index.sequence == 199
-    for ids in prompts:
+        change = {STORED: self.blocks.add, REMOVED: self.blocks.discard, SAVED: self.points.add}
+        change.get(kind, self.points.discard)(key)
+        return CacheEvent(self.sequence, kind, key, position)
+
+    def hits(self, ids: list[int]) -> tuple[int, tuple[int, ...]]:
         c = chain(ids)
         reach = 0
-        while (reach + 1) * BLOCK <= len(ids) and c.block_hashes[reach] in blocks:
+        while (reach + 1) * BLOCK <= len(ids) and c.block_hashes[reach] in self.blocks:
             reach += 1
         last = min(reach * BLOCK + BLOCK, len(ids)) - 1
-        at_blocks = [p for p in range(BLOCK, reach * BLOCK + 1, BLOCK) if c.prefix_hash(p) in points]
-        inside = [p for p in range(max(at_blocks, default=0) + 1, last + 1) if p % BLOCK and c.prefix_hash(p) in points]
-        expected = tuple(at_blocks + inside[-1:])
-        assert hits(index, ids) == (max(reach * BLOCK, *inside[-1:], 0), expected)
+        usable = range(BLOCK, min(reach * BLOCK, len(ids) - 1) + 1, BLOCK)
+        at_blocks = [p for p in usable if c.prefix_hash(p) in self.points]
+        deepest = max(at_blocks, default=0)
+        inside = [p for p in range(deepest + 1, last + 1) if p % BLOCK and c.prefix_hash(p) in self.points]
+        return max(reach * BLOCK, *inside[-1:], 0), tuple(at_blocks + inside[-1:])

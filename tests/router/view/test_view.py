@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from services.router.schedule.base import Policy, RouteRequest
+from services.router.schedule.base import RouteRequest
 from services.router.schedule.choose import choose
+from services.router.schedule.policies import policy_named
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import View
 from tests.router.view.test_index import IDS, RECORD, stored
@@ -27,7 +28,7 @@ def record(id: str, role: Role = Role.DECODE, **changes):
 
 def route(view: View, i: int):
     request = RouteRequest("m", len(IDS), 5, tie_seed=i)
-    choice = choose(view.snapshot(PROMPT), request, Policy(local_max_tokens=0))
+    choice = choose(view.snapshot(PROMPT), request, policy_named("cost", local_max_tokens=0))
     view.charge(str(i), choice)
     return choice
 

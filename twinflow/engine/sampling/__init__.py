@@ -6,8 +6,7 @@ state exists, so batching, migration and recomputation cannot change a draw. Sem
 """
 
 from twinflow.engine.sampling.base import Draw, Drawn
-from twinflow.engine.sampling.params import ending_ids, uniform
-from twinflow.engine.sampling.rowwise import adjust, draw, token_logprobs
+from twinflow.engine.sampling.params import ending_ids
 from twinflow.engine.sampling.sampler import Sampler
 
-__all__ = ["Draw", "Drawn", "Sampler", "adjust", "draw", "ending_ids", "token_logprobs", "uniform"]
+__all__ = ["Draw", "Drawn", "Sampler", "ending_ids"]

@@ -35,6 +35,10 @@ class RowMemory:
         """As they are now; a later `put` may replace them."""
         return RowTables(self._records, self._histories[:, : self._vocab_size], self._edits)
 
+    def adjusts(self, row: int) -> bool:
+        """Whether the row has anything that changes its logits."""
+        return row in self._history_of or row in self._edits_of
+
     def put(self, row: int, params: SamplingParams, prompt: bytes, generated: Sequence[int]) -> None:
         """Fills a row that `clear` has emptied or that is new. Raises ValueError for token ids outside the vocabulary."""
         edits = of.edits(params, self._vocab_size)

@@ -25,9 +25,9 @@ def uniform_bits(source: "hashlib._Hash", position: int) -> int:
     return int.from_bytes(copy.digest(), "little") >> 11
 
 
-def uniform(seed: int, sample_index: int, position: int) -> float:
+def uniform(source: "hashlib._Hash", position: int) -> float:
     """The same bits as a number in [0, 1)."""
-    return uniform_bits(hasher(seed, sample_index), position) / float(1 << 53)
+    return uniform_bits(source, position) / float(1 << 53)
 
 
 def ending_ids(params: SamplingParams) -> list[int]:

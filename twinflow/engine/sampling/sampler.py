@@ -35,6 +35,7 @@ class Sampler:
         self._hashers: dict[int, hashlib._Hash | None] = {}  # of the rows in use; None = greedy
         self._drawing: set[int] = set()  # rows with a temperature
         self._thresholds: set[int] = set()  # rows with top-k or top-p
+        self._adjusting: set[int] = set()  # rows with penalties, biases or banned ids
         self._tops: dict[int, int] = {}  # rows that want log-probabilities -> of how many best tokens besides
 
     def start(self, row: int, params: SamplingParams, prompt: bytes, generated: Sequence[int]) -> None:
@@ -56,6 +57,8 @@ class Sampler:
             self._drawing.add(row)
         if of.needs_threshold(params):
             self._thresholds.add(row)
+        if self._memory.adjusts(row):
+            self._adjusting.add(row)
         if params.logprobs is not None:
             self._tops[row] = min(params.logprobs, self._vocab_size)
 
@@ -66,6 +69,7 @@ class Sampler:
             self._memory.clear(row)
             self._drawing.discard(row)
             self._thresholds.discard(row)
+            self._adjusting.discard(row)
             self._tops.pop(row, None)
 
     def launch(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> Draw:
@@ -81,7 +85,7 @@ class Sampler:
         hashers = self._hashers
         bits = [0 if (h := hashers[row]) is None else of.uniform_bits(h, at) for row, at in zip(rows, positions)]
         steps = self._memory.upload(torch.tensor([rows, positions, bits], dtype=torch.int64))
-        needs = Needs(not self._drawing.isdisjoint(rows), not self._thresholds.isdisjoint(rows))
+        needs = Needs(*(not some.isdisjoint(rows) for some in (self._drawing, self._thresholds, self._adjusting)))
         out = self._kernels.sample_tokens(logits, self._memory.tables, steps, needs)
         asked = {} if self._tops.keys().isdisjoint(rows) else self._asked(rows)
         logprobs = self._launch_logprobs(logits, out[0], asked) if asked else None

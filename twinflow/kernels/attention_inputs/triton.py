@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from twinflow.kernels.base import HeadNorm
-from twinflow.kernels.triton_tools import power_of_2
+from twinflow.kernels.dependent_launch import dependent_launch, let_next_start, wait_for_previous
+from twinflow.kernels.triton_tools import multiprocessors, power_of_2
 
 TILE = 4096  # elements of a tile of query heads
 
@@ -25,7 +26,12 @@ def attention_inputs(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     kv_slots: torch.Tensor,
+    *,
+    warps: int = 4,
+    together: bool | None = None,
+    early: bool | None = None,
 ) -> torch.Tensor:
+    """warps, together (one program for all of a token), early: tuning."""
     tokens, heads, dim = q.shape
     for x in (q, k, v):
         if x.stride(2) != 1 or x.stride(1) != dim:
@@ -39,7 +45,11 @@ def attention_inputs(
     width, kv_heads = power_of_2(dim), k.shape[1]
     per_tile = min(power_of_2(heads, 1), max(1, TILE // width))
     tiles = 0 if untouched else triton.cdiv(heads, per_tile)
-    _prepare[(tokens, tiles + 1)](
+    if together is None:
+        together = tiles == 1 and tokens >= 16 * multiprocessors(q.device)
+    if early is None:
+        early = dependent_launch(q.device)
+    _prepare[(tokens, tiles + (not together))](
         q,
         k,
         v,
@@ -70,7 +80,10 @@ def attention_inputs(
         HALF=cos.shape[-1] if cos is not None else 0,
         Q_NORM=_kind(q_norm),
         K_NORM=_kind(k_norm),
-        num_warps=4,
+        TOGETHER=together,
+        EARLY=early,
+        launch_pdl=early,
+        num_warps=warps,
     )
     return out
 
@@ -111,27 +124,33 @@ def _prepare(
     HALF: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     col = tl.arange(0, WIDTH)
-    if tile < TILES:
+    wait_for_previous(EARLY)
+    let_next_start(EARLY)
+    if TOGETHER or tile < TILES:
         head = tile * PER_TILE + tl.arange(0, PER_TILE)
         live = (head < HEADS)[:, None] & (col < DIM)[None, :]
         y = _turned(q + token * q_stride, q_weight, cos, sin, token, head, live, q_eps, DIM, WIDTH, HALF, Q_NORM)
         at = token * HEADS * DIM + head[:, None] * DIM + col[None, :]
         tl.store(out + at, y.to(out.dtype.element_ty), mask=live)
-    else:
+    if TOGETHER or tile >= TILES:
         slot = tl.load(kv_slots + token)
         if slot >= 0:
-            head = tl.arange(0, KV_TILE)
-            live = (head < KV_HEADS)[:, None] & (col < DIM)[None, :]
-            y = _turned(k + token * k_stride, k_weight, cos, sin, token, head, live, k_eps, DIM, WIDTH, HALF, K_NORM)
+            kv_head = tl.arange(0, KV_TILE)
+            there = (kv_head < KV_HEADS)[:, None] & (col < DIM)[None, :]
+            key = _turned(
+                k + token * k_stride, k_weight, cos, sin, token, kv_head, there, k_eps, DIM, WIDTH, HALF, K_NORM
+            )
+            value = tl.load(v + token * v_stride + kv_head[:, None] * DIM + col[None, :], mask=there, other=0.0)
             place = (slot // BLOCK_TOKENS) * PAGE_STRIDE + (slot % BLOCK_TOKENS) * TOKEN_STRIDE
-            at = place + head[:, None] * HEAD_STRIDE + col[None, :]
-            tl.store(k_cache + at, y.to(k_cache.dtype.element_ty), mask=live)
-            value = tl.load(v + token * v_stride + head[:, None] * DIM + col[None, :], mask=live, other=0.0)
-            tl.store(v_cache + at, value.to(v_cache.dtype.element_ty), mask=live)
+            to = place + kv_head[:, None] * HEAD_STRIDE + col[None, :]
+            tl.store(k_cache + to, key.to(k_cache.dtype.element_ty), mask=there)
+            tl.store(v_cache + to, value.to(v_cache.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ split of them; the state's bits are the same where it keeps x's dtype.
 import torch
 import torch.nn.functional as F
 
+from twinflow.kernels.base import Snapshots
 from twinflow.kernels.rows import load_rows, store_rows
 from twinflow.kernels.varlen import split_batch
 
@@ -21,12 +22,13 @@ def causal_conv1d(
     cu_seqlens: torch.Tensor,
     seq_lens: tuple[int, ...],
     activation: bool = True,
+    snapshots: Snapshots | None = None,
 ) -> torch.Tensor:
     """`y[t] = silu(bias + sum_j weight[:, j] * x[t - (W-1) + j])` per channel, reaching back into the state.
 
     x (T, C); weight (C, W); bias (C,) or None; state (R, C, W-1), updated in place; state_rows (B,) int64, -1 = start
     from zeros and store nothing; fresh (B,) bool, True = start from zeros; cu_seqlens (B+1,) int32 and seq_lens, the
-    same on the host. Taps and activation in fp32. Returns (T, C) in x.dtype.
+    same on the host; snapshots: more rows of `state` to write. Taps and activation in fp32. Returns (T, C) in x.dtype.
     """
     taps = weight.float().t()  # (W, C): one row per tap, so that a tap is a contiguous vector
     before = load_rows(state, state_rows, fresh).transpose(1, 2)  # (B, W-1, C)
@@ -35,7 +37,12 @@ def causal_conv1d(
         y = _tap_sum(window, taps)[:, 0]
         after = window[:, 1:]
     else:
-        y, after = _packed(x.float(), taps, before, cu_seqlens, seq_lens)
+        y, line = _packed(x.float(), taps, before, cu_seqlens, seq_lens)
+        after = _reach(line, before.shape[1], cu_seqlens, cu_seqlens.diff())
+        if snapshots is not None:
+            store_rows(
+                state, snapshots.rows, _reach(line, before.shape[1], cu_seqlens, snapshots.after).transpose(1, 2)
+            )
     store_rows(state, state_rows, after.transpose(1, 2))
     if bias is not None:
         y = y + bias.float()
@@ -46,7 +53,7 @@ def _packed(
     x: torch.Tensor, taps: torch.Tensor, before: torch.Tensor, cu_seqlens: torch.Tensor, seq_lens: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Lays the state in front of each sequence and convolves the whole line once; rows that mix two sequences are
-    computed and dropped. Returns y (T, C) and the new state (B, W-1, C)."""
+    computed and dropped. Returns y (T, C) and the line (T + B * (W-1), C)."""
     reach = before.shape[1]
     pieces = []
     for i, piece in enumerate(x.split(list(seq_lens))):
@@ -58,9 +65,13 @@ def _packed(
     if len(seq_lens) > 1:
         shift = torch.repeat_interleave(sequences, lengths, output_size=x.shape[0]) * reach
         y = y[torch.arange(x.shape[0], device=x.device) + shift]
-    ends = cu_seqlens[1:].long() + (sequences + 1) * reach
-    last = ends[:, None] - reach + torch.arange(reach, device=x.device)
-    return y, line[0][last]
+    return y, line[0]
+
+
+def _reach(line: torch.Tensor, reach: int, cu_seqlens: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """The W-1 inputs before token `after` (B,) of each sequence: (B, W-1, C)."""
+    at = cu_seqlens[:-1] + after + torch.arange(len(after), device=line.device) * reach
+    return line[at[:, None] + torch.arange(reach, device=line.device)]
 
 
 def _tap_sum(line: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:

@@ -1,17 +1,20 @@
 """Causal depthwise convolution on a GPU, states updated in place by row index. Semantics: `reference.py`.
 
-One token per sequence takes one kernel. Otherwise a first kernel reads the states and convolves blocks of tokens in
-parallel, and a second one, after it in stream order, replaces the states: no block may see a state already replaced.
+A program takes some channels of a block of tokens of one sequence and walks along the tokens, the last inputs in registers.
+The program of a sequence's first block alone reads the sequence's state and, once done, replaces it, so no program can see a
+state already replaced.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from twinflow.kernels.base import Snapshots
 from twinflow.kernels.triton_tools import find_sequence, power_of_2, sigmoid
 
 BLOCK_TOKENS = 32
-BLOCK_CHANNELS = 128
+BLOCK_CHANNELS = 512
+MAX_TAPS = 4
 
 
 def causal_conv1d(
@@ -24,102 +27,48 @@ def causal_conv1d(
     cu_seqlens: torch.Tensor,
     seq_lens: tuple[int, ...],
     activation: bool = True,
+    snapshots: Snapshots | None = None,
+    block_tokens: int = BLOCK_TOKENS,
+    block_channels: int = BLOCK_CHANNELS,
+    warps: int = 4,
 ) -> torch.Tensor:
     tokens, channels = x.shape
-    sequences, width = len(seq_lens), weight.shape[1]
-    if x.stride(1) != 1 or state.stride(2) != 1 or state.stride(1) != width - 1:
+    sequences, taps = len(seq_lens), weight.shape[1]
+    if not 2 <= taps <= MAX_TAPS:
+        raise ValueError(f"a convolution over {taps} tokens is not supported: 2 to {MAX_TAPS} are")
+    if x.stride(1) != 1 or state.stride(2) != 1 or state.stride(1) != taps - 1:
         raise ValueError(f"channels of x and rows of the state must be contiguous: {x.stride()}, {state.stride()}")
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     if tokens == 0:
         return out
     one_each = tokens == sequences and max(seq_lens) == 1
-    block = min(BLOCK_CHANNELS, power_of_2(channels))
-    columns = triton.cdiv(channels, block)
-    tensors = (x, weight, bias if bias is not None else x, state, state_rows, fresh, cu_seqlens, out)
-    if one_each:
-        _one_token[(columns, sequences)](
-            *tensors,
-            x.stride(0),
-            state.stride(0),
-            CHANNELS=channels,
-            WIDTH=width,
-            BLOCK=block,
-            BIAS=bias is not None,
-            SILU=activation,
-            num_warps=4,
-        )
-        return out
-    size = min(BLOCK_TOKENS, power_of_2(max(seq_lens)))
-    _convolve[(columns, tokens // size + sequences)](
-        *tensors,
-        x.stride(0),
-        state.stride(0),
-        sequences,
-        CHANNELS=channels,
-        WIDTH=width,
-        SIZE=size,
-        BLOCK=block,
-        BIAS=bias is not None,
-        SILU=activation,
-        num_warps=4,
-    )
-    _replace_states[(columns, sequences)](
+    block = min(block_channels, power_of_2(channels))
+    blocks = sequences if one_each else tokens // block_tokens + sequences
+    _convolve[(triton.cdiv(channels, block), blocks)](
         x,
+        weight,
+        bias if bias is not None else x,
         state,
         state_rows,
         fresh,
         cu_seqlens,
+        snapshots.rows if snapshots is not None else state_rows,
+        snapshots.after if snapshots is not None else cu_seqlens,
+        out,
         x.stride(0),
         state.stride(0),
+        sequences,
         CHANNELS=channels,
-        REACH=width - 1,
+        TAPS=taps,
+        SIZE=block_tokens,
         BLOCK=block,
-        num_warps=4,
+        ONE_EACH=one_each,
+        BIAS=bias is not None,
+        SILU=activation,
+        SNAPSHOTS=snapshots is not None,
+        num_warps=warps,
     )
     return out
-
-
-@triton.jit
-def _one_token(
-    x,
-    weight,
-    bias,
-    state,
-    state_rows,
-    fresh,
-    cu_seqlens,
-    out,
-    x_stride,
-    state_stride,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-):
-    """A program owns its channels of one sequence: it reads their state, then shifts it."""
-    seq = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = c < CHANNELS
-    row = tl.load(state_rows + seq)
-    known = live & (row >= 0) & (tl.load(fresh + seq) == 0)
-    slots = state + row * state_stride + c * (WIDTH - 1)
-    token = tl.load(x + seq * x_stride + c, mask=live, other=0.0)
-    y = token.to(tl.float32) * tl.load(weight + c * WIDTH + WIDTH - 1, mask=live, other=0.0).to(tl.float32)
-    if BIAS:
-        y += tl.load(bias + c, mask=live, other=0.0).to(tl.float32)
-    for j in tl.static_range(WIDTH - 1):
-        before = tl.load(slots + j, mask=known, other=0.0)
-        y += before.to(tl.float32) * tl.load(weight + c * WIDTH + j, mask=live, other=0.0).to(tl.float32)
-        if j > 0:
-            # Slot j-1 was read in the round before; the barrier keeps a write of one warp behind the reads of others.
-            tl.debug_barrier()
-            tl.store(slots + j - 1, before, mask=live & (row >= 0))
-    tl.debug_barrier()
-    tl.store(slots + WIDTH - 2, token.to(state.dtype.element_ty), mask=live & (row >= 0))
-    if SILU:
-        y = y * sigmoid(y)
-    tl.store(out + seq * CHANNELS + c, y.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -131,82 +80,102 @@ def _convolve(
     state_rows,
     fresh,
     cu_seqlens,
+    snapshot_rows,
+    snapshot_after,
     out,
     x_stride,
     state_stride,
     sequences,
     CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    ONE_EACH: tl.constexpr,
     BIAS: tl.constexpr,
     SILU: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
 ):
-    """SIZE tokens of one sequence by BLOCK channels; the first block of a sequence also reads its state."""
+    """BLOCK channels of SIZE tokens of one sequence."""
     block = tl.program_id(1)
-    seq = find_sequence(cu_seqlens, sequences, block, SIZE)
-    start = tl.load(cu_seqlens + seq)
-    end = tl.load(cu_seqlens + seq + 1)
-    first = start + (block - start // SIZE - seq) * SIZE
-    if first >= end:
-        return
-    t = first + tl.arange(0, SIZE)
+    if ONE_EACH:
+        seq = block
+        start, end, first = seq, seq + 1, seq
+    else:
+        seq = find_sequence(cu_seqlens, sequences, block, SIZE)
+        start = tl.load(cu_seqlens + seq)
+        end = tl.load(cu_seqlens + seq + 1)
+        first = start + (block - start // SIZE - seq) * SIZE
+        if first >= end:
+            return
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel = c < CHANNELS
-    live = (t < end)[:, None] & channel[None, :]
-    y = tl.zeros([SIZE, BLOCK], tl.float32)
+    live = c < CHANNELS
+    row = tl.load(state_rows + seq)
+    known = live & (row >= 0) & (tl.load(fresh + seq) == 0)
+    slots = state + row * state_stride + c * (TAPS - 1)
+    at_first = first == start
+    place = x + first.to(tl.int64) * x_stride + c
+    target = out + first.to(tl.int64) * CHANNELS + c
+    ahead = tl.load(place, mask=live, other=0.0)
+    near = _before(place, slots, 1, at_first, live, known, x_stride, TAPS)
+    middle = _before(place, slots, 2, at_first, live, known, x_stride, TAPS)
+    far = _before(place, slots, 3, at_first, live, known, x_stride, TAPS)
+    newest_tap = _tap(weight, c, live, 0, TAPS)
+    near_tap = _tap(weight, c, live, 1, TAPS)
+    middle_tap = _tap(weight, c, live, 2, TAPS)
+    far_tap = _tap(weight, c, live, 3, TAPS)
+    constant = tl.zeros([BLOCK], tl.float32)
     if BIAS:
-        y += tl.load(bias + c, mask=channel, other=0.0).to(tl.float32)[None, :]
-    for j in tl.static_range(WIDTH):
-        source = t - (WIDTH - 1) + j
-        at = source.to(tl.int64)[:, None] * x_stride + c[None, :]
-        value = tl.load(x + at, mask=live & (source >= start)[:, None], other=0.0).to(tl.float32)
-        y += value * tl.load(weight + c * WIDTH + j, mask=channel, other=0.0).to(tl.float32)[None, :]
-    if first == start:
-        row = tl.load(state_rows + seq)
-        if (row >= 0) & (tl.load(fresh + seq) == 0):
-            for j in tl.static_range(WIDTH - 1):
-                slot = t - start + j  # of the token WIDTH - 1 - j before t, where that lies before the sequence
-                at = row * state_stride + c[None, :] * (WIDTH - 1) + slot[:, None]
-                value = tl.load(state + at, mask=live & (slot < WIDTH - 1)[:, None], other=0.0).to(tl.float32)
-                y += value * tl.load(weight + c * WIDTH + j, mask=channel, other=0.0).to(tl.float32)[None, :]
-    if SILU:
-        y = y * sigmoid(y)
-    at = t.to(tl.int64)[:, None] * CHANNELS + c[None, :]
-    tl.store(out + at, y.to(out.dtype.element_ty), mask=live)
+        constant += tl.load(bias + c, mask=live, other=0.0).to(tl.float32)
+    count = tl.minimum(end - first, SIZE)
+    for i in tl.range(0, count, loop_unroll_factor=4):
+        newest = ahead.to(tl.float32)
+        place += x_stride
+        ahead = tl.load(place, mask=live & (i + 1 < count), other=0.0)
+        y = constant + far * far_tap + middle * middle_tap + near * near_tap + newest * newest_tap
+        if SILU:
+            y = y * sigmoid(y)
+        tl.store(target, y.to(out.dtype.element_ty), mask=live)
+        target += CHANNELS
+        far, middle, near = middle, near, newest
+    if at_first:
+        if SNAPSHOTS:
+            kept = tl.load(snapshot_rows + seq)
+            if kept >= 0:
+                after = tl.load(snapshot_after + seq)
+                goal = state + kept * state_stride + c * (TAPS - 1)
+                _store_state(goal, x, slots, c, start, start + after, live, known, x_stride, TAPS - 1)
+        if row >= 0:
+            _store_state(slots, x, slots, c, start, end, live, known, x_stride, TAPS - 1)
 
 
 @triton.jit
-def _replace_states(
-    x,
-    state,
-    state_rows,
-    fresh,
-    cu_seqlens,
-    x_stride,
-    state_stride,
-    CHANNELS: tl.constexpr,
-    REACH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The last REACH inputs of a sequence: from x, and from its old state where x is shorter than that."""
-    seq = tl.program_id(1)
-    row = tl.load(state_rows + seq)
-    if row < 0:
-        return
-    start = tl.load(cu_seqlens + seq)
-    end = tl.load(cu_seqlens + seq + 1)
-    if start == end:
-        return
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = c < CHANNELS
-    known = live & (tl.load(fresh + seq) == 0)
-    slots = state + row * state_stride + c * REACH
+def _before(place, slots, BACK: tl.constexpr, at_first, live, known, x_stride, TAPS: tl.constexpr):
+    """The input BACK tokens before the block, fp32: from the state where the block is the sequence's first."""
+    if BACK >= TAPS:
+        return tl.zeros(place.shape, tl.float32)
+    stored = tl.load(slots + (TAPS - 1 - BACK), mask=known & at_first, other=0.0).to(tl.float32)
+    given = tl.load(place - BACK * x_stride, mask=live & (at_first == 0), other=0.0).to(tl.float32)
+    return tl.where(at_first, stored, given)
+
+
+@triton.jit
+def _tap(weight, c, live, BACK: tl.constexpr, TAPS: tl.constexpr):
+    """The weight of the input BACK tokens ago, fp32."""
+    if BACK >= TAPS:
+        return tl.zeros(c.shape, tl.float32)
+    return tl.load(weight + c * TAPS + (TAPS - 1 - BACK), mask=live, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_state(goal, x, slots, c, start, upto, live, known, x_stride, REACH: tl.constexpr):
+    """The last REACH inputs before token `upto` of a sequence to `goal`: from x, and from its old state where `upto` is nearer
+    to the start than that. `goal` may be that state."""
     for j in tl.static_range(REACH):
-        source = end - REACH + j
+        source = upto - REACH + j
         # Slot j takes what slot j + n held before (n new tokens); ascending j reads it before it is replaced.
-        old = tl.load(slots + j + (end - start), mask=known & (source < start), other=0.0)
+        old = tl.load(slots + j + (upto - start), mask=live & known & (source < start), other=0.0)
         new = tl.load(x + source.to(tl.int64) * x_stride + c, mask=live & (source >= start), other=0.0)
-        value = tl.where(source < start, old, new.to(state.dtype.element_ty))
+        value = tl.where(source < start, old, new.to(goal.dtype.element_ty))
+        # All threads have read the slot, here and for the convolution, before one writes it.
         tl.debug_barrier()
-        tl.store(slots + j, value, mask=live)
+        tl.store(goal + j, value, mask=live)

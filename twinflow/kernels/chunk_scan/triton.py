@@ -1,11 +1,13 @@
 """Carries a matrix state from chunk to chunk: what remains of a linear recurrence once its chunks are prepared.
 
-Per head, with the chunk's rows Q, K, U, its corrections W (delta rule only) and its masked products M, all made in
-parallel by a preparing kernel, and the state S (V, K):
+Per head, with the chunk's rows Q, K, V, what a preparing kernel made of them in parallel (`Chunks`), and the state S (V, K):
 
-    X = U - W S^T;   O = diag(queries) Q S^T + M X + skip U;   S <- decay S + X^T diag(keys) K
+    X = T (V - diag(near) K S^T), or X = V where nothing is corrected
+    O = diag(queries) Q S^T + M X + skip V;   S <- decay S + X^T diag(keys) K
 
-A program owns some value dims of one head of one sequence and walks through its chunks, so S never leaves registers.
+A program owns some value dims of one head of one sequence and walks through its chunks. Everything is computed transposed,
+(value dims, tokens): then each product takes its left operand from the registers in which the product before left it, and
+S never leaves them.
 """
 
 from dataclasses import dataclass
@@ -14,41 +16,40 @@ import torch
 import triton
 import triton.language as tl
 
-from twinflow.kernels.triton_tools import dot_precision, multiprocessors, power_of_2, shared_bytes
+from twinflow.kernels.base import Snapshots
+from twinflow.kernels.triton_tools import dot_precision, power_of_2, shared_bytes
 
 CHUNK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """What the preparing kernel leaves for each token and head. Rows of tokens that are alone in their sequence are not
-    written, nor read."""
+    """What the preparing kernel leaves for each block of tokens and head. Sequence s owns the blocks from number
+    `cu_seqlens[s] // CHUNK_TOKENS + s` on; rows of tokens past its end are zeros. Blocks of sequences with one token are
+    neither written nor read."""
 
-    inputs: torch.Tensor  # U (T, H, V), any token stride, heads side by side
-    corrections: torch.Tensor | None  # W (T, H, K)
-    products: torch.Tensor  # M (T, H, CHUNK_TOKENS): scores against the tokens of its chunk, 0 from the token on
-    queries: torch.Tensor  # (T, H) fp32: factor of the token's query against the state before the chunk
-    keys: torch.Tensor  # (T, H) fp32: factor of the token's key in the state after the chunk
-    decays: torch.Tensor  # (T, H) fp32: decay from the chunk's start up to and including the token
+    products: torch.Tensor  # M (blocks, H, tokens, tokens): scores against the tokens of the chunk, 0 from the token on
+    solved: torch.Tensor | None  # T like M: turns what a token would write alone into what it writes after the others
+    factors: torch.Tensor  # (blocks, H, 3, tokens) fp32: `queries`, `keys`, `near` (the last with T only)
+    decays: torch.Tensor  # (blocks, H) fp32: decay over the chunk
 
     @classmethod
-    def scratch(cls, inputs: torch.Tensor, key_dim: int, corrected: bool) -> "Chunks":
-        """Uninitialised tensors beside `inputs` (T, H, V)."""
-        tokens, heads = inputs.shape[:2]
-        scalars = torch.empty(3, tokens, heads, dtype=torch.float32, device=inputs.device)
+    def scratch(cls, tokens: int, sequences: int, heads: int, like: torch.Tensor, *, solved: bool) -> "Chunks":
+        """Uninitialised tensors for a packed batch, matrices in the dtype of `like`."""
+        shape = (tokens // CHUNK_TOKENS + sequences, heads)
+        square = (*shape, CHUNK_TOKENS, CHUNK_TOKENS)
         return cls(
-            inputs=inputs,
-            corrections=inputs.new_empty(tokens, heads, key_dim) if corrected else None,
-            products=inputs.new_empty(tokens, heads, CHUNK_TOKENS),
-            queries=scalars[0],
-            keys=scalars[1],
-            decays=scalars[2],
+            products=like.new_empty(square),
+            solved=like.new_empty(square) if solved else None,
+            factors=like.new_empty((*shape, 3, CHUNK_TOKENS), dtype=torch.float32),
+            decays=like.new_empty(shape, dtype=torch.float32),
         )
 
 
 def scan_chunks(
     q: torch.Tensor,
     k: torch.Tensor,
+    v: torch.Tensor,
     chunks: Chunks,
     skip: torch.Tensor | None,
     out: torch.Tensor,
@@ -56,73 +57,73 @@ def scan_chunks(
     state_rows: torch.Tensor,
     fresh: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    value_tile: int | None = None,
+    snapshots: Snapshots | None = None,
+    value_tile: int = 64,
     warps: int = 4,
     stages: int | None = None,
 ) -> None:
     """Runs all sequences of more than one token; others are left alone.
 
-    q, k (T, G, K), head h reads h // (H / G), any token stride; skip (H,) or None; out (T, H, V) contiguous, written;
-    state (R, H, V, K), read and updated by row, -1 = start from zeros and store nothing; fresh (B,) bool. value_tile,
-    warps, stages: tuning; chosen by the number of heads in flight and the GPU's shared memory when None.
+    q, k (T, G, K), head h reads h // (H / G), v (T, H, V), any token stride; skip (H,) or None; out (T, H, V) contiguous,
+    written; state (R, H, V, K), read and updated by row, -1 = start from zeros and store nothing; fresh (B,) bool;
+    snapshots: more rows to write, each after a multiple of CHUNK_TOKENS. value_tile, warps, stages: tuning; stages by the
+    GPU's shared memory when None.
     """
-    sequences = fresh.shape[0]
     _, heads, v_dim, k_dim = state.shape
-    u, w = chunks.inputs, chunks.corrections
-    v_width = power_of_2(v_dim)
-    if value_tile is None:
-        # Narrow tiles read Q, K, W and M more often but give a lone prompt enough programs to fill the GPU.
-        enough = 2 * sequences * heads >= multiprocessors(q.device)
-        value_tile = 64 if enough and q.dtype != torch.float32 else 32
+    tile, k_width = min(value_tile, power_of_2(v_dim)), power_of_2(k_dim)
     if stages is None:
-        # Loading ahead is more than speed on Hopper: without it, and without corrections, Triton 3.6 publishes operands of
-        # the matrix unit to shared memory too late.
-        fits = k_dim <= 128 or w is None
-        stages = 2 if fits and shared_bytes(q.device) >= 160 << 10 else 1
-    tile = min(value_tile, v_width)
-    _scan[(triton.cdiv(v_dim, tile), heads, sequences)](
+        stages = _stages(q, k_width, tile, chunks.solved is not None)
+    _scan[(triton.cdiv(v_dim, tile), heads, fresh.shape[0])](
         q,
         k,
-        u,
-        w if w is not None else u,
+        v,
         chunks.products,
-        chunks.queries,
-        chunks.keys,
+        chunks.solved if chunks.solved is not None else chunks.products,
+        chunks.factors,
         chunks.decays,
-        skip if skip is not None else chunks.queries,
+        skip if skip is not None else chunks.decays,
         out,
         state,
         state_rows,
         fresh,
         cu_seqlens,
+        snapshots.rows if snapshots is not None else state_rows,
+        snapshots.after if snapshots is not None else cu_seqlens,
         q.stride(0),
         k.stride(0),
-        u.stride(0),
+        v.stride(0),
         state.stride(0),
         HEADS=heads,
         GROUP=heads // q.shape[1],
         K=k_dim,
         V=v_dim,
-        K_WIDTH=power_of_2(k_dim),
+        K_WIDTH=k_width,
         TILE=tile,
         SIZE=CHUNK_TOKENS,
-        CORRECTED=w is not None,
+        SOLVED=chunks.solved is not None,
         SKIP=skip is not None,
+        SNAPSHOTS=snapshots is not None,
         PRECISION=dot_precision(q.dtype),
         num_warps=warps,
-        num_stages=stages if q.dtype != torch.float32 else 1,
+        num_stages=stages,
     )
+
+
+def _stages(q: torch.Tensor, k_width: int, tile: int, solved: bool) -> int:
+    """Chunks in shared memory at a time: three hide the way of the next one, two fit more programs, one fits anywhere."""
+    row_bytes = q.element_size() * (2 * k_width + tile + (2 if solved else 1) * CHUNK_TOKENS)
+    room = shared_bytes(q.device) - (16 << 10)  # beside what the output passes through on its way
+    return max(1, min(3, room // (CHUNK_TOKENS * row_bytes)))
 
 
 @triton.jit
 def _scan(
     q,
     k,
-    u,
-    w,
+    v,
     products,
-    queries,
-    keys,
+    solved,
+    factors,
     decays,
     skip,
     out,
@@ -130,9 +131,11 @@ def _scan(
     state_rows,
     fresh,
     cu_seqlens,
+    snapshot_rows,
+    snapshot_after,
     q_stride,
     k_stride,
-    u_stride,
+    v_stride,
     state_stride,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -141,8 +144,9 @@ def _scan(
     K_WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     SIZE: tl.constexpr,
-    CORRECTED: tl.constexpr,
+    SOLVED: tl.constexpr,
     SKIP: tl.constexpr,
+    SNAPSHOTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     head = tl.program_id(1)
@@ -154,34 +158,80 @@ def _scan(
     row = tl.load(state_rows + seq)
     kc = tl.arange(0, K_WIDTH)
     vc = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    place = row * state_stride + (head * V + vc[None, :]) * K + kc[:, None]
-    inside = (kc < K)[:, None] & (vc < V)[None, :]
+    place = (head * V + vc[:, None]) * K + kc[None, :]
+    inside = (vc < V)[:, None] & (kc < K)[None, :]
     known = inside & (row >= 0) & (tl.load(fresh + seq) == 0)
-    s = tl.load(state + place, mask=known, other=0.0).to(tl.float32)  # S^T (K, TILE)
+    s = tl.load(state + row * state_stride + place, mask=known, other=0.0).to(tl.float32)
     token = tl.arange(0, SIZE)
-    group = head // GROUP
-    for first in range(start, end, SIZE):
-        t = (first + token).to(tl.int64)
-        live = first + token < end
-        rows_k = live[:, None] & (kc < K)[None, :]
-        rows_v = live[:, None] & (vc < V)[None, :]
-        at = t * HEADS + head
-        keys_t = tl.load(k + t[:, None] * k_stride + group * K + kc[None, :], mask=rows_k, other=0.0)
-        queries_t = tl.load(q + t[:, None] * q_stride + group * K + kc[None, :], mask=rows_k, other=0.0)
-        x = tl.load(u + t[:, None] * u_stride + head * V + vc[None, :], mask=rows_v, other=0.0)
-        m = tl.load(products + at[:, None] * SIZE + token[None, :], mask=live[:, None], other=0.0)
-        before = s.to(keys_t.dtype)
-        added = x.to(tl.float32)
-        if CORRECTED:
-            correction = tl.load(w + at[:, None] * K + kc[None, :], mask=rows_k, other=0.0)
-            added -= tl.dot(correction, before, input_precision=PRECISION)
-        y = tl.dot(queries_t, before, input_precision=PRECISION)
-        y *= tl.load(queries + at, mask=live, other=0.0)[:, None]
-        y = tl.dot(m, added.to(m.dtype), y, input_precision=PRECISION)
-        if SKIP:
-            y += tl.load(skip + head).to(tl.float32) * x.to(tl.float32)
-        tl.store(out + (at * V)[:, None] + vc[None, :], y.to(out.dtype.element_ty), mask=rows_v)
-        added *= tl.load(keys + at, mask=live, other=0.0)[:, None]
-        s *= tl.load(decays + (tl.minimum(first + SIZE, end) - 1).to(tl.int64) * HEADS + head)
-        s = tl.dot(tl.trans(keys_t), added.to(keys_t.dtype), s, input_precision=PRECISION)
-    tl.store(state + place, s.to(state.dtype.element_ty), mask=inside & (row >= 0))
+    square = token[:, None] * SIZE + token[None, :]
+    # Offsets inside a chunk are the same for all of them: a chunk then costs one addition per address.
+    shared = (head // GROUP) * K + kc  # columns of q and k
+    own = head * V + vc  # columns of v and out
+    in_q, in_k = token[:, None] * q_stride + shared[None, :], token[:, None] * k_stride + shared[None, :]
+    in_v, in_out = token[:, None] * v_stride + own[None, :], token[:, None] * (HEADS * V) + own[None, :]
+    first = start.to(tl.int64)
+    q += first * q_stride
+    k += first * k_stride
+    v += first * v_stride
+    out += first * (HEADS * V)
+    at = ((start // SIZE + seq) * HEADS + head).to(tl.int64)
+    products += at * SIZE * SIZE
+    solved += at * SIZE * SIZE
+    factors += at * 3 * SIZE
+    decays += at
+    of_queries = tl.load(factors + token)
+    of_keys = tl.load(factors + SIZE + token)
+    if SOLVED:
+        near = tl.load(factors + 2 * SIZE + token)
+    decay = tl.load(decays)
+    parts = 1
+    if SNAPSHOTS:
+        kept, after = tl.load(snapshot_rows + seq), tl.load(snapshot_after + seq)
+        parts = tl.where(kept >= 0, 2, 1)
+    remaining = end - start
+    for part in range(parts):
+        stop, goal = 0, row
+        if SNAPSHOTS:
+            stop = tl.where(part + 1 < parts, remaining - after, 0)
+            goal = tl.where(part + 1 < parts, kept, row)
+        for left in range(remaining, stop, -SIZE):
+            live, more = (token < left)[:, None], left > SIZE
+            rows_k = live if K == K_WIDTH else live & (kc < K)[None, :]
+            rows_v = live if V % TILE == 0 else live & (vc < V)[None, :]
+            k_t = tl.load(k + in_k, mask=rows_k, other=0.0)
+            q_t = tl.load(q + in_q, mask=rows_k, other=0.0)
+            v_t = tl.load(v + in_v, mask=rows_v, other=0.0)
+            m = tl.load(products + square)
+            ahead = factors + HEADS * 3 * SIZE + token
+            before = s.to(k_t.dtype)
+            if SOLVED:
+                turn = tl.trans(tl.load(solved + square))
+                y = tl.dot(before, tl.trans(k_t), input_precision=PRECISION) * near[None, :]
+                # Factors of the next chunk, on their way while this one is worked on.
+                near = tl.load(ahead + 2 * SIZE, mask=more)
+                # Not T (V - Y): V would have to change its layout for the difference, while a product takes it as it lies.
+                x = tl.dot(tl.trans(v_t), turn, input_precision=PRECISION)
+                x -= tl.dot(y.to(k_t.dtype), turn, input_precision=PRECISION)
+            else:
+                x = tl.trans(v_t).to(tl.float32)
+            o = tl.dot(before, tl.trans(q_t), input_precision=PRECISION) * of_queries[None, :]
+            of_queries = tl.load(ahead, mask=more)
+            o = tl.dot(x.to(m.dtype), tl.trans(m), o, input_precision=PRECISION)
+            if SKIP:
+                o += tl.load(skip + head).to(tl.float32) * x
+            x *= of_keys[None, :]
+            of_keys = tl.load(ahead + SIZE, mask=more)
+            s = tl.dot(x.to(k_t.dtype), k_t, s * decay, input_precision=PRECISION)
+            decay = tl.load(decays + HEADS, mask=more)
+            o = tl.trans(o).to(out.dtype.element_ty)
+            tl.store(out + in_out, o, mask=rows_v)
+            q += SIZE * q_stride
+            k += SIZE * k_stride
+            v += SIZE * v_stride
+            out += SIZE * HEADS * V
+            products += HEADS * SIZE * SIZE
+            solved += HEADS * SIZE * SIZE
+            factors += HEADS * 3 * SIZE
+            decays += HEADS
+        remaining = stop
+        tl.store(state + goal * state_stride + place, s.to(state.dtype.element_ty), mask=inside & (goal >= 0))

@@ -10,7 +10,11 @@ Sequences with one token take one batched step; longer ones the chunked form, 64
 import torch
 import torch.nn.functional as F
 
+from twinflow.kernels.base import Snapshots
+from twinflow.kernels.causal_conv1d.reference import causal_conv1d
+from twinflow.kernels.norms.reference import gated_rms_norm
 from twinflow.kernels.rows import load_rows, store_rows
+from twinflow.kernels.snapshots import pieces
 from twinflow.kernels.varlen import single_indices, split_batch
 
 CHUNK_TOKENS = 64
@@ -41,6 +45,7 @@ def gated_delta(
     cu_seqlens: torch.Tensor,
     seq_lens: tuple[int, ...],
     l2norm_eps: float = 1e-6,
+    snapshots: Snapshots | None = None,
 ) -> torch.Tensor:
     """`delta_gates`, then `gated_delta_rule`: what a layer calls, so that faster versions can do both at once.
 
@@ -48,7 +53,40 @@ def gated_delta(
     """
     del cu_seqlens
     g, beta = delta_gates(a, b, a_log, dt_bias)
-    return gated_delta_rule(q, k, v, g, beta, state, state_rows, fresh, seq_lens, l2norm_eps)
+    return gated_delta_rule(q, k, v, g, beta, state, state_rows, fresh, seq_lens, l2norm_eps, snapshots)
+
+
+def gated_delta_decode(
+    mixed: torch.Tensor,
+    z: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    conv: torch.Tensor,
+    conv_state: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    norm: torch.Tensor,
+    state_rows: torch.Tensor,
+    fresh: torch.Tensor,
+    norm_eps: float,
+    l2norm_eps: float = 1e-6,
+) -> torch.Tensor:
+    """One token of each of B sequences from projection to projection: `causal_conv1d` over q|k|v, `gated_delta`, and
+    `gated_rms_norm` by z.
+
+    mixed (B, 2 * Hk * K + Hv * V), z (B, Hv * V), a, b (B, Hv), any row stride; conv (channels of mixed, W), conv_state (R,
+    the same, W-1), norm (V,); the rest as in `gated_delta_rule`. Returns (B, Hv * V) in mixed.dtype.
+    """
+    sequences, heads, v_dim, k_dim = z.shape[0], *state.shape[1:]
+    lens = (1,) * sequences
+    cu_seqlens = torch.arange(sequences + 1, dtype=torch.int32, device=mixed.device)
+    mixed = causal_conv1d(mixed, conv, None, conv_state, state_rows, fresh, cu_seqlens, lens)
+    keys = (mixed.shape[1] - heads * v_dim) // 2
+    q, k, v = mixed.split([keys, keys, heads * v_dim], dim=-1)
+    q, k, v = q.unflatten(1, (-1, k_dim)), k.unflatten(1, (-1, k_dim)), v.unflatten(1, (heads, v_dim))
+    y = gated_delta(q, k, v, a, b, a_log, dt_bias, state, state_rows, fresh, cu_seqlens, lens, l2norm_eps)
+    return gated_rms_norm(y, z.unflatten(1, (heads, v_dim)), norm, norm_eps).flatten(1)
 
 
 def gated_delta_rule(
@@ -62,13 +100,14 @@ def gated_delta_rule(
     fresh: torch.Tensor,
     seq_lens: tuple[int, ...],
     l2norm_eps: float = 1e-6,
+    snapshots: Snapshots | None = None,
 ) -> torch.Tensor:
     """Runs the recurrence over B packed sequences, from and to their rows of `state`.
 
     q, k (T, Hk, K), l2-normalised here, q also scaled by K**-0.5; v (T, Hv, V), value head j reads key head
     j // (Hv / Hk); g (log decay), beta (T, Hv) fp32; state (R, Hv, V, K), updated in place; state_rows (B,) int64,
-    -1 = start from zeros and store nothing; fresh (B,) bool, True = start from zeros; seq_lens: tokens per sequence.
-    Returns (T, Hv, V) in v.dtype.
+    -1 = start from zeros and store nothing; fresh (B,) bool, True = start from zeros; seq_lens: tokens per sequence;
+    snapshots: more rows of `state` to write. Returns (T, Hv, V) in v.dtype.
     """
     q = _l2norm(q, l2norm_eps) * q.shape[-1] ** -0.5
     k = _l2norm(k, l2norm_eps)
@@ -87,10 +126,11 @@ def gated_delta_rule(
         out[at] = _one_token(q[at], k[at], values[at], g[at], beta[at], s)
         store_rows(state, rows, s)
     for span in split.longer:
-        t, one = slice(span.start, span.end), slice(span.seq, span.seq + 1)
+        one = slice(span.seq, span.seq + 1)
         s = load_rows(state, state_rows[one], fresh[one])[0]
-        out[t], s = _chunked(q[t], k[t], values[t], g[t], beta[t], s)
-        store_rows(state, state_rows[one], s[None])
+        for t, row in pieces(span, state_rows, snapshots):
+            out[t], s = _chunked(q[t], k[t], values[t], g[t], beta[t], s)
+            store_rows(state, row, s[None])
     return out.to(v.dtype)
 
 

@@ -11,7 +11,9 @@ form, 64 tokens at a time.
 import torch
 import torch.nn.functional as F
 
+from twinflow.kernels.base import Snapshots
 from twinflow.kernels.rows import load_rows, store_rows
+from twinflow.kernels.snapshots import pieces
 from twinflow.kernels.varlen import single_indices, split_batch
 
 CHUNK_TOKENS = 64
@@ -30,13 +32,15 @@ def mamba2_ssd(
     fresh: torch.Tensor,
     cu_seqlens: torch.Tensor,
     seq_lens: tuple[int, ...],
+    snapshots: Snapshots | None = None,
 ) -> torch.Tensor:
     """Runs the recurrence over B packed sequences, from and to their rows of `state`.
 
     x (T, H, P); b, c (T, G, N), head h reads group h // (H / G); dt (T, H), before bias and softplus; a_log, dt_bias,
     skip (D) (H,); state (R, H, P, N), updated in place; state_rows (B,) int64, -1 = start from zeros and store nothing;
     fresh (B,) bool, True = start from zeros; cu_seqlens (B+1,) int32 and seq_lens, the same on the host: tokens per
-    sequence. The step is not clamped: it may be anything in (0, inf). Returns (T, H, P) in x.dtype.
+    sequence; snapshots: more rows of `state` to write. The step is not clamped: it may be anything in (0, inf). Returns
+    (T, H, P) in x.dtype.
     """
     del cu_seqlens
     steps = F.softplus(dt.float() + dt_bias.float())
@@ -57,10 +61,11 @@ def mamba2_ssd(
             out[at] = _one_token(written[at], b[at], c[at], g[at], s)
             store_rows(state, rows, s)
         for span in split.longer:
-            t, one = slice(span.start, span.end), slice(span.seq, span.seq + 1)
+            one = slice(span.seq, span.seq + 1)
             s = load_rows(state, state_rows[one], fresh[one])[0]
-            out[t], s = _chunked(written[t], b[t], c[t], g[t], s)
-            store_rows(state, state_rows[one], s[None])
+            for t, row in pieces(span, state_rows, snapshots):
+                out[t], s = _chunked(written[t], b[t], c[t], g[t], s)
+                store_rows(state, row, s[None])
     return out.addcmul_(inputs, skip.float()[:, None]).to(x.dtype)
 
 

@@ -24,11 +24,11 @@ def rms_norm_unit_offset(x: torch.Tensor, weight: torch.Tensor, eps: float) -> t
 def add_rms_norm(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x + y`, rounded to their dtype, and its norm: `rms_norm_unit_offset` or `rms_norm`.
+    """`x + y`, rounded to x's dtype, and its norm: `rms_norm_unit_offset` or `rms_norm`.
 
-    x, y (..., n) of one dtype; weight (n,). Returns two tensors like x.
+    x (..., n); y like x, or parts of it (P, ..., n) fp32 that are summed up here; weight (n,). Returns two tensors like x.
     """
-    total = x + y
+    total = x + y if y.ndim == x.ndim else (x.float() + y.sum(0)).to(x.dtype)
     return total, (rms_norm_unit_offset if unit_offset else rms_norm)(total, weight, eps)
 
 

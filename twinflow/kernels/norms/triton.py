@@ -59,7 +59,10 @@ def _launch(
     if out.numel() == 0:
         return out
     outer, inner, x_outer, x_inner = as_rows(x)
-    other = gate if gate is not None else added
+    other, parts = gate if gate is not None else added, 1
+    part_stride = 0
+    if added is not None and added.ndim > x.ndim:
+        parts, part_stride, other = added.shape[0], added.stride(0), added[0]
     _, _, other_outer, other_inner = as_rows(other) if other is not None else (0, 0, 0, 0)
     n = x.shape[-1]
     width = power_of_2(n)
@@ -75,6 +78,7 @@ def _launch(
         x_inner,
         other_outer,
         other_inner,
+        part_stride,
         eps,
         INNER=inner,
         N=n,
@@ -82,7 +86,7 @@ def _launch(
         ROWS=rows,
         UNIT_OFFSET=unit_offset,
         GATED=gate is not None,
-        ADDED=added is not None,
+        ADDED=parts if added is not None else 0,
         num_warps=4 if width <= 2048 else 8,
     )
     return out
@@ -100,6 +104,7 @@ def _norm_rows(
     x_inner,
     other_outer,
     other_inner,
+    part_stride,
     eps,
     INNER: tl.constexpr,
     N: tl.constexpr,
@@ -116,9 +121,12 @@ def _norm_rows(
     value = tl.load(x + at, mask=live, other=0.0)
     place = (row * N)[:, None] + col[None, :]
     other_at = ((row // INNER) * other_outer + (row % INNER) * other_inner)[:, None] + col[None, :]
-    if ADDED:
+    if ADDED > 0:
+        more = tl.load(other + other_at, mask=live, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, ADDED):
+            more += tl.load(other + part * part_stride + other_at, mask=live, other=0.0)
         # Rounded before it is normed: the residual stream that later layers see is the one normed here.
-        value = (value.to(tl.float32) + tl.load(other + other_at, mask=live, other=0.0).to(tl.float32)).to(value.dtype)
+        value = (value.to(tl.float32) + more).to(value.dtype)
         tl.store(total + place, value, mask=live)
     h = value.to(tl.float32)
     h = h * tl.rsqrt(tl.sum(h * h, 1) / N + eps)[:, None]

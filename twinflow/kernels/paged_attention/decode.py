@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from twinflow.kernels.dependent_launch import dependent_launch, let_next_start, wait_for_previous
 from twinflow.kernels.paged_attention.pieces import pair_tiles
 from twinflow.kernels.paged_attention.prefix import attend_prefixes
 from twinflow.kernels.paged_attention.reduce import reduce_parts
@@ -39,9 +40,10 @@ def attend_one_query(
     warps: int = 4,
     stages: int | None = None,
     described: bool = True,
+    early: bool | None = None,
 ) -> None:
     """Writes `out` (T, H, D) for the sequences with exactly one query; `all_one`: all have. Arguments as in
-    `paged_attention`; programs, tile, warps, stages, described: tuning."""
+    `paged_attention`; programs, tile, warps, stages, described, early: tuning."""
     _, heads, dim = q.shape
     sequences, kv_heads, block_tokens = block_tables.shape[0], k_cache.shape[1], k_cache.shape[2]
     group, width = heads // kv_heads, power_of_2(dim)
@@ -60,6 +62,8 @@ def attend_one_query(
     lse = torch.empty(places, group, dtype=torch.float32, device=q.device)
     own_starts = shared.own_starts if shared else context_lens
     gates, gate_stride = (q, 0) if gate is None else (gate, gate.stride(0))
+    if early is None:
+        early = dependent_launch(q.device)
     common = {
         "HEADS": heads,
         "GROUP": group,
@@ -71,6 +75,8 @@ def attend_one_query(
         "ALL_ONE": all_one,
         "GATED": gate is not None,
         "SHARED": shared is not None,
+        "EARLY": early,
+        "launch_pdl": early,
     }
     _attend[(programs,)](
         q,
@@ -137,10 +143,11 @@ def launch_options(q: torch.Tensor, width: int) -> LaunchOptions:
     """Tiles and loads ahead that keep enough bytes on their way within the GPU's shared memory."""
     if q.dtype == torch.float32:
         return LaunchOptions(32, 1, 2)
-    tile = 32 if width > 128 else 64
+    shared = shared_bytes(q.device) - (12 << 10)  # what a program needs besides the tiles on their way
     stages = 3
-    size = 2 * stages * tile * width * q.element_size()
-    return LaunchOptions(tile, stages, max(1, min(4, 2 * shared_bytes(q.device) // (2 * size + 8192))))
+    bytes_per_token = 2 * (stages - 1) * width * q.element_size()
+    tile = 64 if 64 * bytes_per_token <= shared else 32
+    return LaunchOptions(tile, stages, max(1, min(4, shared // (tile * bytes_per_token))))
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -177,7 +184,10 @@ def _attend(
     SHARED: tl.constexpr,
     DESCRIBED: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_previous(EARLY)
+    let_next_start(EARLY)
     KV_HEADS: tl.constexpr = HEADS // GROUP
     program, programs = tl.program_id(0), tl.num_programs(0)
     tiles = pair_tiles(context_lens, own_starts, cu_seqlens, sequences, SEQUENCES, TILE, ALL_ONE, SHARED)

@@ -37,8 +37,9 @@ def prefix_shares(
     BLOCK_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Of each prefix, (PREFIXES,) int32: its first place, tiles of SEQUENCES rows, chunks of its keys, and its first unit. A unit is one (kv head, chunk, tile of rows), the last running fastest, so that programs
-    side by side read the same keys; chunks are as many as give each of `programs` about one unit."""
+    """Of each prefix, (PREFIXES,) int32: its first place, tiles of SEQUENCES rows, chunks of its keys, and its first unit. A
+    unit is one (kv head, chunk, tile of rows), the last running fastest, so that programs side by side read the same keys;
+    chunks are as many as give each of `programs` about one unit."""
     at = tl.arange(0, PREFIXES) * 4
     begins = tl.load(prefixes + at)
     row_tiles = tl.cdiv(tl.load(prefixes + at + 1) - begins, SEQUENCES)

@@ -134,9 +134,7 @@ def _attend(
     PRECISION: tl.constexpr,
 ):
     programs = tl.num_programs(0)
-    begins, row_tiles, chunks, bases = prefix_shares(
-        prefixes, programs, PREFIXES, SIZE, KV_HEADS, BLOCK_TOKENS, TILE
-    )
+    _, row_tiles, chunks, bases = prefix_shares(prefixes, programs, PREFIXES, SIZE, KV_HEADS, BLOCK_TOKENS, TILE)
     units = tl.sum(row_tiles * chunks, 0) * KV_HEADS
     which = tl.arange(0, PREFIXES)
     row = tl.arange(0, ROWS)

@@ -1,9 +1,9 @@
 """Puts the parts of one-query attention together, in Triton: parts of a sequence's own keys and of its prefixes."""
 
-import torch
 import triton
 import triton.language as tl
 
+from twinflow.kernels.dependent_launch import let_next_start, wait_for_previous
 from twinflow.kernels.paged_attention.pieces import pair_tiles, prefix_shares
 from twinflow.kernels.triton_tools import sigmoid
 
@@ -35,6 +35,7 @@ def reduce_parts(
     ALL_ONE: tl.constexpr,
     GATED: tl.constexpr,
     SHARED: tl.constexpr,
+    EARLY: tl.constexpr,
     DEPTH: tl.constexpr,
     PREFIXES: tl.constexpr,
     PREFIX_ROWS: tl.constexpr,
@@ -46,10 +47,10 @@ def reduce_parts(
     head = tl.program_id(0)
     seq = tl.program_id(1)
     token = seq
+    mine_to_do = True
     if not ALL_ONE:
         token = tl.load(cu_seqlens + seq)
-        if tl.load(cu_seqlens + seq + 1) - token != 1:
-            return
+        mine_to_do = tl.load(cu_seqlens + seq + 1) - token == 1
     KV_HEADS: tl.constexpr = HEADS // GROUP
     kv_head = head // GROUP
     tiles = pair_tiles(context_lens, own_starts, cu_seqlens, sequences, SEQUENCES, TILE, ALL_ONE, SHARED)
@@ -60,10 +61,14 @@ def reduce_parts(
     first = begin // piece
     last = (begin + mine - 1) // piece
     whole = first == last
-    with_prefix = False
+    has_prefix = False
     if SHARED:
-        with_prefix = tl.load(own_starts + seq) > 0
-    if (mine > 0) & whole & (not with_prefix):
+        has_prefix = tl.load(own_starts + seq) > 0
+    # Up to here only lengths are read, which the kernel before does not write. All programs wait, also those with nothing
+    # to do, so that this kernel never ends before the one before it.
+    wait_for_previous(EARLY)
+    let_next_start(EARLY)
+    if (not mine_to_do) | ((mine > 0) & whole & (not has_prefix)):
         return
     if mine == 0:
         last = first - 1
@@ -84,7 +89,7 @@ def reduce_parts(
         )
         which = tl.arange(0, PREFIXES)
         place = tl.load(places + seq)
-        for j in range(0, DEPTH):
+        for j in range(DEPTH):
             prefix = tl.load(members + seq * DEPTH + j)
             mine_too = which == prefix
             count = tl.sum(tl.where(mine_too, chunks, 0), 0)

@@ -37,11 +37,11 @@ class SharedPrefixes:
     def none(cls, rows: int, device: torch.device | str = "cpu") -> "SharedPrefixes":
         """For `rows` rows that share nothing."""
         sizes = [rows, rows, rows, rows * DEPTH, MOST_PREFIXES * 4]
-        buffer = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        host = np.zeros(sum(sizes), dtype=np.int32)
+        host[:rows] = host[rows : 2 * rows] = np.arange(rows)
+        host[3 * rows : (3 + DEPTH) * rows] = -1
+        buffer = torch.from_numpy(host).to(device)
         order, places, own_starts, members, prefixes = buffer.split(sizes)
-        order.copy_(torch.arange(rows, dtype=torch.int32))
-        places.copy_(order)
-        members.fill_(-1)
         return cls(buffer, order, places, own_starts, members.view(rows, DEPTH), prefixes.view(MOST_PREFIXES, 4))
 
     def copy_(self, other: "SharedPrefixes") -> None:
@@ -70,8 +70,9 @@ def group_prefixes(block_tables: np.ndarray, context_lens: np.ndarray, block_tok
     prefixes = _nested(runs)
     if not prefixes:
         return None
-    rest = np.setdiff1d(np.arange(len(block_tables)), order, assume_unique=True)
-    return _filled(np.concatenate([order, rest]), prefixes, block_tokens)
+    others = np.ones(len(block_tables), dtype=bool)
+    others[order] = False
+    return _filled(np.concatenate([order, np.flatnonzero(others)]), prefixes, block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +92,39 @@ def _sorted_rows(block_tables: np.ndarray, full_blocks: np.ndarray) -> tuple[np.
     """Rows that may share, in lexicographic order of their full blocks, and how many blocks each has in common with the
     next (one fewer)."""
     rows = np.flatnonzero(full_blocks >= LEAST_BLOCKS)
-    _, which, count = np.unique(block_tables[rows, 0], return_inverse=True, return_counts=True)
-    rows = rows[count[which] > 1]
+    rows = rows[np.argsort(block_tables[rows, 0], kind="stable")]
+    first = block_tables[rows, 0]
+    new = np.ones(len(rows) + 1, dtype=bool)
+    new[1:-1] = first[1:] != first[:-1]
+    rows = rows[~(new[1:] & new[:-1])]
     if len(rows) == 0:
         return rows, np.zeros(0, dtype=np.int64)
+    # What all rows with the same first block have in common, found against the first of them, need not be sorted by.
+    first = block_tables[rows, 0]
+    starts = np.flatnonzero(np.append(True, first[1:] != first[:-1]))
+    sizes = np.diff(starts, append=len(rows))
     full = full_blocks[rows]
     width = int(full.max())
-    # Sorted as bytes, most significant first. What a row holds beyond its full blocks only breaks ties.
-    keys = np.ascontiguousarray(block_tables[rows, :width].astype(">i4")).view(f"V{4 * width}").ravel()
-    by_key = np.argsort(keys, kind="stable")
-    rows, full = rows[by_key], full[by_key]
     tables = block_tables[rows, :width]
-    differ = tables[1:] != tables[:-1]
-    common = np.where(differ.any(1), differ.argmax(1), width)
-    return rows, np.minimum(common, np.minimum(full[1:], full[:-1]))
+    common = _common_blocks(tables, np.repeat(tables[starts], sizes, 0), full)
+    common = np.repeat(np.minimum.reduceat(common, starts), sizes)
+    rest = common[:, None] + np.arange(int((full - common).max()))
+    rest = np.take_along_axis(tables, np.minimum(rest, width - 1), 1)
+    # Sorted as bytes, most significant first. What a row holds beyond its full blocks only breaks ties.
+    keys = np.concatenate([first[:, None], rest], 1).astype(">i4")
+    by_key = np.argsort(keys.view(f"V{keys.shape[1] * 4}").ravel(), kind="stable")
+    rows, full, first, rest, common = (x[by_key] for x in (rows, full, first, rest, common))
+    shared = common[1:] + _common_blocks(rest[1:], rest[:-1], np.minimum(full[1:], full[:-1]) - common[1:])
+    return rows, np.where(first[1:] == first[:-1], shared, 0)
+
+
+def _common_blocks(a: np.ndarray, b: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """How many leading columns of each row are equal, at most `most` (rows,)."""
+    if a.shape[1] == 0:
+        return np.zeros(len(a), dtype=np.int64)
+    differ = a != b
+    at = differ.argmax(1)
+    return np.minimum(np.where(differ[np.arange(len(a)), at], at, a.shape[1]), most)
 
 
 def _runs(common: np.ndarray) -> list[_Run]:

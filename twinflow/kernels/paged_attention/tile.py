@@ -148,7 +148,9 @@ def attend_tile(
     if MASKED and not DESCRIBED:
         k = read(k_cache, at, there, DIM, WIDTH, True, False)
     else:
-        k = read(k_cache, at, there, DIM, WIDTH, False, DESCRIBED)  # a NaN key spoils only its own score, replaced below
+        k = read(
+            k_cache, at, there, DIM, WIDTH, False, DESCRIBED
+        )  # a NaN key spoils only its own score, replaced below
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     bias = 0.0
     if MASKED:
@@ -229,7 +231,18 @@ def attend_whole_tiles(
         page = page_of(table, low, high, BLOCK_TOKENS, TILE)
         next_page = page_of(table, low + TILE, high, BLOCK_TOKENS, TILE)
         at, there = locate(
-            table, page, kv_head, low, high, PAGE_STRIDE, HEAD_STRIDE, TOKEN_STRIDE, BLOCK_TOKENS, TILE, False, DESCRIBED
+            table,
+            page,
+            kv_head,
+            low,
+            high,
+            PAGE_STRIDE,
+            HEAD_STRIDE,
+            TOKEN_STRIDE,
+            BLOCK_TOKENS,
+            TILE,
+            False,
+            DESCRIBED,
         )
         k = read(k_cache, at, there, DIM, WIDTH, False, DESCRIBED)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)

@@ -1,9 +1,11 @@
 """Device functions of the sampling kernels: a tile of a row's adjusted logits, keys that order them, integer weights."""
 
+import torch
 import triton
 import triton.language as tl
 
 from twinflow.kernels.sampling import tables as of
+from twinflow.kernels.triton_tools import multiprocessors
 
 WORDS = tl.constexpr(of.WORDS)
 TEMPERATURE = tl.constexpr(of.TEMPERATURE)
@@ -27,10 +29,17 @@ LEAST_KEY = tl.constexpr(-(1 << 31) + (1 << 23) - 1)  # of -inf
 LOG2E = tl.constexpr(1.4426950408889634)
 
 # Words of a row's scratch record, (n, SCRATCH) int64, zero before the first kernel.
-SCRATCH = tl.constexpr(48)
-BEST, SUM, SQUARES, COUNT, FILLED, THRESHOLD, QUOTA = (tl.constexpr(i) for i in range(7))
-MASSES, COUNTS = tl.constexpr(8), tl.constexpr(24)
-PIVOTS = tl.constexpr(16)
+SCRATCH = tl.constexpr(32)
+BEST, SUM, SQUARES, COUNT = (tl.constexpr(i) for i in range(4))
+FILLED, TOTAL, FROM_LOW, FROM_HIGH, THRESHOLD, QUOTA = (tl.constexpr(i) for i in range(4, 10))
+SHARES = tl.constexpr(16)
+
+
+def splits_for(rows: int, vocab: int, tile: int, programs: int, device: torch.device) -> int:
+    """Programs per row, so that each multiprocessor gets about `programs`, of whole tiles."""
+    wanted = max(1, programs * multiprocessors(device) // rows)
+    tiles = triton.cdiv(vocab, tile)
+    return triton.cdiv(tiles, triton.cdiv(tiles, min(wanted, tiles)))
 
 
 @triton.jit
@@ -40,7 +49,7 @@ def float_word(record, WORD: tl.constexpr):
 
 @triton.jit
 def order_key(x):
-    """int32 keys that order fp32 as numbers; there is no -0.0 and no NaN in `adjusted`."""
+    """int32 keys that order fp32 as numbers, but for -0.0 (not in `adjusted`) and NaN (not in rows that are drawn)."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ LOW_BITS, bits)
 
@@ -58,9 +67,14 @@ def best_value(best):
 
 
 @triton.jit
-def is_drawable(value):
-    """Whether a row whose largest logit is `value` has a distribution."""
-    return (value > float("-inf")) & (value < float("inf"))
+def is_drawn(record, best):
+    """Whether the row has a temperature and, by its largest logit, a distribution."""
+    return (float_word(record, TEMPERATURE) > 0.0) & (best > float("-inf")) & (best < float("inf"))
+
+
+@triton.jit
+def has_threshold(record):
+    return (tl.load(record + TOP_K) > 0) | (float_word(record, TOP_P) < 1.0)
 
 
 @triton.jit
@@ -76,37 +90,58 @@ def weights(x, best, scale):
 
 
 @triton.jit
-def adjusted(base, record, histories, history_stride, edits, position, start, V, TILE: tl.constexpr):
-    """fp32 logits start..start+TILE-1 of the row at `base` after penalties and edits; NaN reads +inf, past the end -inf."""
+def open_row(logits, stride, records, histories, history_stride, edits, steps, n, V):
+    """This program's row (axis 0 of the grid): what `adjusted` takes, the record first."""
+    i = tl.program_id(0)
+    record = records + tl.load(steps + i) * WORDS
+    return record, logits + i.to(tl.int64) * stride, histories, history_stride, edits, tl.load(steps + n + i), V
+
+
+@triton.jit
+def adjusted(row, start, TILE: tl.constexpr, ADJUSTS: tl.constexpr):
+    """fp32 logits start..start+TILE-1 of a row after penalties and edits; -inf past the end, no -0.0."""
+    record, base, histories, history_stride, edits, position, V = row
     col = start + tl.arange(0, TILE)
-    live = col < V
-    x = tl.load(base + col, mask=live, other=float("-inf")).to(tl.float32)
+    x = tl.load(base + col, mask=col < V, other=float("-inf")).to(tl.float32)
+    if ADJUSTS:
+        x = _penalise(x, col, record, histories, history_stride, V)
+        x = _edit(x, col, start, record, edits, position, TILE)
+    return x + 0.0
+
+
+@triton.jit
+def _penalise(x, col, record, histories, history_stride, V):
     history = tl.load(record + HISTORY)
     if history >= 0:
-        seen = tl.load(histories + history * history_stride + col, mask=live, other=0).to(tl.int32)
+        seen = tl.load(histories + history * history_stride + col, mask=col < V, other=0).to(tl.int32)
         times = seen & COUNT_MASK
         repetition = float_word(record, REPETITION).to(tl.float32)
         presence = float_word(record, PRESENCE).to(tl.float32)
         frequency = float_word(record, FREQUENCY).to(tl.float32)
         x = tl.where(seen != 0, tl.where(x < 0.0, x * repetition, tl.math.div_rn(x, repetition)), x)
         x = x - tl.where(times > 0, presence + frequency * times.to(tl.float32), 0.0)
+    return x
+
+
+@triton.jit
+def _edit(x, col, start, record, edits, position, TILE: tl.constexpr):
+    """Adds the row's biases and bans its ids, those that lie in this tile."""
     count = tl.load(record + EDIT_COUNT).to(tl.int32)
     if count > 0:
         mine = edits + tl.load(record + EDIT_START)
         bans = position < tl.load(record + MIN_TOKENS)
-        first, last = edits_between(mine, count, start, start + TILE)
+        first, last = _edits_between(mine, count, start, start + TILE)
         for i in range(first, last):
             edit = tl.load(mine + i)
             hit = col == (edit >> (BAN_BIT + 1)).to(tl.int32)
             bias = (edit & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
             banned = bans & (((edit >> BAN_BIT) & 1) != 0)
             x = tl.where(hit, tl.where(banned, float("-inf"), x + bias), x)
-    x = tl.where(x != x, float("inf"), x)
-    return tl.where(x == 0.0, 0.0, x)
+    return x
 
 
 @triton.jit
-def edits_between(mine, count, start, end):
+def _edits_between(mine, count, start, end):
     """The span of a row's edits whose ids lie in start..end-1."""
     first = 0
     last = 0
@@ -119,6 +154,12 @@ def edits_between(mine, count, start, end):
 
 
 @triton.jit
-def live_keys(x, start, V, TILE: tl.constexpr):
-    """Keys of a tile; NO_KEY past the vocabulary."""
-    return tl.where(start + tl.arange(0, TILE) < V, order_key(x), NO_KEY)
+def thread_sums(values, THREADS: tl.constexpr):
+    """(THREADS,): sums of the neighbouring entries that each thread holds, without talking to others."""
+    return tl.sum(tl.reshape(values, (THREADS, values.shape[0] // THREADS)), 1)
+
+
+@triton.jit
+def keys_of(x, row, start, TILE: tl.constexpr):
+    """int32 keys of a tile; NO_KEY past the vocabulary."""
+    return tl.where(start + tl.arange(0, TILE) < row[6], order_key(x), NO_KEY)

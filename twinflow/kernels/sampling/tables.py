@@ -43,3 +43,4 @@ class Needs:
 
     draws: bool  # a temperature above 0
     thresholds: bool  # top-k or top-p
+    adjusts: bool  # a history or edits

@@ -22,30 +22,31 @@ from twinflow.kernels.sampling.row import (
     SCRATCH,
     SQUARES,
     SUM,
-    TEMPERATURE,
     THRESHOLD,
-    TOP_K,
-    TOP_P,
     WEIGHT_ONE,
-    WORDS,
     adjusted,
     best_value,
     float_word,
-    is_drawable,
+    has_threshold,
+    is_drawn,
     key_value,
-    live_keys,
+    keys_of,
+    open_row,
     order_key,
+    splits_for,
+    thread_sums,
     weight_scale,
     weights,
 )
 from twinflow.kernels.sampling.tables import BROKEN, NOTHING_LEFT, OK, Needs, RowTables
 from twinflow.kernels.sampling.threshold import find_thresholds
-from twinflow.kernels.triton_tools import multiprocessors, power_of_2
+from twinflow.kernels.triton_tools import power_of_2
 
 __all__ = ["sample_tokens", "token_logprobs"]
 
-_TILE = 4096
 _OK, _BROKEN, _NOTHING_LEFT = tl.constexpr(OK), tl.constexpr(BROKEN), tl.constexpr(NOTHING_LEFT)
+_BEST_TILE, _BEST_WARPS, _BEST_PROGRAMS = 2048, 4, 16  # programs per multiprocessor
+_TILE, _WARPS = 4096, 8
 
 
 def sample_tokens(logits: torch.Tensor, tables: RowTables, steps: torch.Tensor, needs: Needs) -> torch.Tensor:
@@ -53,46 +54,33 @@ def sample_tokens(logits: torch.Tensor, tables: RowTables, steps: torch.Tensor, 
     out = torch.empty(2, n, dtype=torch.int64, device=logits.device)
     if n == 0:
         return out
-    tiles = triton.cdiv(vocab, _TILE)
     scratch = torch.zeros(n, SCRATCH.value, dtype=torch.int64, device=logits.device)
     row_args = (logits, logits.stride(0), tables.records, tables.histories, tables.histories.stride(0), tables.edits)
-    splits = min(tiles, max(1, 8 * multiprocessors(logits.device) // n))
+    args = (*row_args, steps, scratch, n, vocab)
+    common = {"ADJUSTS": needs.adjusts, "enable_fp_fusion": False}
+    splits = splits_for(n, vocab, _BEST_TILE, _BEST_PROGRAMS, logits.device)
     _find_best[(n, splits)](
-        *row_args, steps, scratch, n, vocab, TILE=_TILE, MOMENTS=needs.thresholds, num_warps=8, enable_fp_fusion=False
+        *args, TILE=_BEST_TILE, THREADS=32 * _BEST_WARPS, MOMENTS=needs.thresholds, num_warps=_BEST_WARPS, **common
     )
     if needs.thresholds:
-        find_thresholds(row_args, steps, scratch, n, vocab)
+        find_thresholds(args, n, vocab, common, logits.device)
+    masses = ties = scratch  # unused
+    tiles = triton.cdiv(vocab, _TILE)
     width = power_of_2(tiles)
-    masses = torch.empty(n, width, dtype=torch.int64, device=logits.device)
-    ties = torch.empty(n, width, dtype=torch.int32, device=logits.device)
     if needs.draws:
-        _weigh_tiles[(n, tiles)](
-            *row_args,
-            steps,
-            scratch,
-            masses,
-            ties,
-            n,
-            vocab,
-            WIDTH=width,
-            TILE=_TILE,
-            num_warps=8,
-            enable_fp_fusion=False,
-        )
+        masses = torch.empty(n, width, dtype=torch.int64, device=logits.device)
+        ties = torch.empty(n, width, dtype=torch.int32, device=logits.device)
+        _weigh_tiles[(n, tiles)](*args, masses, ties, WIDTH=width, TILE=_TILE, num_warps=_WARPS, **common)
     _draw[(n,)](
-        *row_args,
-        steps,
-        scratch,
+        *args,
         masses,
         ties,
         out,
-        n,
-        vocab,
         WIDTH=width,
         TILE=_TILE,
         DRAWS=needs.draws,
-        num_warps=8,
-        enable_fp_fusion=False,
+        num_warps=_WARPS if needs.draws else 1,
+        **common,
     )
     return out
 
@@ -110,47 +98,47 @@ def _find_best(
     n,
     V,
     TILE: tl.constexpr,
+    THREADS: tl.constexpr,
     MOMENTS: tl.constexpr,
+    ADJUSTS: tl.constexpr,
 ):
-    """Grid (n, splits). Writes BEST; with MOMENTS also the count, sum and sum of squares of the logits, roughly."""
-    i = tl.program_id(0)
-    record = records + tl.load(steps + i) * WORDS
-    position = tl.load(steps + n + i)
-    base = logits + i.to(tl.int64) * stride
+    """Grid (n, splits). Writes BEST, where NaN counts as +inf; with MOMENTS also the count, sum and sum of squares of the
+    usual logits, roughly."""
+    row = open_row(logits, stride, records, histories, history_stride, edits, steps, n, V)
+    scratch += tl.program_id(0) * SCRATCH
     best = tl.full((TILE,), float("-inf"), tl.float32)
-    where = tl.zeros((TILE,), tl.int32)
-    count = tl.zeros((TILE,), tl.float32)
-    total = tl.zeros((TILE,), tl.float32)
-    squares = tl.zeros((TILE,), tl.float32)
+    best_start = tl.zeros((TILE,), tl.int32)
+    count = tl.zeros((THREADS,), tl.float32)
+    total = tl.zeros((THREADS,), tl.float32)
+    squares = tl.zeros((THREADS,), tl.float32)
     for start in range(tl.program_id(1) * TILE, V, tl.num_programs(1) * TILE):
-        x = adjusted(base, record, histories, history_stride, edits, position, start, V, TILE)
-        where = tl.where(x > best, start + tl.arange(0, TILE), where)
-        best = tl.maximum(x, best)
+        x = adjusted(row, start, TILE, ADJUSTS)
+        x = tl.where(x != x, float("inf"), x)
+        more = x > best
+        best_start = tl.where(more, start, best_start)
+        best = tl.where(more, x, best)
         if MOMENTS:
             usual = (x > -4096.0) & (x < 4096.0)
             y = tl.where(usual, x, 0.0)
-            count += usual.to(tl.float32)
-            total += y
-            squares += y * y
-    packed = ((order_key(best).to(tl.int64) + (1 << 31)) << 31) | (where ^ LOW_BITS).to(tl.int64)
-    tl.atomic_max(scratch + i * SCRATCH + BEST, tl.max(packed, 0))
+            count += thread_sums(usual.to(tl.float32), THREADS)
+            total += thread_sums(y, THREADS)
+            squares += thread_sums(y * y, THREADS)
+    id = best_start + tl.arange(0, TILE)
+    packed = ((order_key(best).to(tl.int64) + (1 << 31)) << 31) | (id ^ LOW_BITS).to(tl.int64)
+    tl.atomic_max(scratch + BEST, tl.max(packed, 0))
     if MOMENTS:
-        tl.atomic_add(scratch + i * SCRATCH + COUNT, tl.sum(count, 0).to(tl.int64))
-        tl.atomic_add(scratch + i * SCRATCH + SUM, (tl.sum(total, 0) * 65536.0).to(tl.int64))
-        tl.atomic_add(scratch + i * SCRATCH + SQUARES, (tl.sum(squares, 0) * 65536.0).to(tl.int64))
+        tl.atomic_add(scratch + COUNT, tl.sum(count, 0).to(tl.int64))
+        tl.atomic_add(scratch + SUM, (tl.sum(total, 0) * 65536.0).to(tl.int64))
+        tl.atomic_add(scratch + SQUARES, (tl.sum(squares, 0) * 65536.0).to(tl.int64))
 
 
 @triton.jit
-def _limits(record, scratch, has_threshold):
+def _limits(record, scratch):
     """(threshold key, how many of its ties stay, least weight): what a row keeps."""
     least = (float_word(record, MIN_P) * WEIGHT_ONE).to(tl.int64)
     threshold = tl.load(scratch + THRESHOLD).to(tl.int32)
-    return tl.where(has_threshold, threshold, NO_KEY), tl.where(has_threshold, tl.load(scratch + QUOTA), 0), least
-
-
-@triton.jit
-def _has_threshold(record):
-    return (tl.load(record + TOP_K) > 0) | (float_word(record, TOP_P) < 1.0)
+    asked = has_threshold(record)
+    return tl.where(asked, threshold, NO_KEY), tl.where(asked, tl.load(scratch + QUOTA), 0), least
 
 
 @triton.jit(do_not_specialize=["n", "V"])
@@ -163,29 +151,30 @@ def _weigh_tiles(
     edits,
     steps,
     scratch,
-    masses,
-    ties,
     n,
     V,
+    masses,
+    ties,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
+    ADJUSTS: tl.constexpr,
 ):
     """Grid (n, tiles). Per tile: the mass above the threshold, and how many tokens lie on it."""
-    i = tl.program_id(0)
-    tile = tl.program_id(1)
-    record = records + tl.load(steps + i) * WORDS
-    best = best_value(tl.load(scratch + i * SCRATCH + BEST))
-    if (float_word(record, TEMPERATURE) > 0.0) & is_drawable(best):
-        threshold, _, least = _limits(record, scratch + i * SCRATCH, _has_threshold(record))
-        position = tl.load(steps + n + i)
-        start = tile * TILE
-        x = adjusted(
-            logits + i.to(tl.int64) * stride, record, histories, history_stride, edits, position, start, V, TILE
-        )
-        key = live_keys(x, start, V, TILE)
+    row = open_row(logits, stride, records, histories, history_stride, edits, steps, n, V)
+    record = row[0]
+    i, tile = tl.program_id(0), tl.program_id(1)
+    scratch += i * SCRATCH
+    best = best_value(tl.load(scratch + BEST))
+    if is_drawn(record, best):
+        threshold, _, least = _limits(record, scratch)
+        x = adjusted(row, tile * TILE, TILE, ADJUSTS)
+        key = keys_of(x, row, tile * TILE, TILE)
         weight = weights(x, best, weight_scale(record))
         tl.store(masses + i * WIDTH + tile, tl.sum(tl.where((key > threshold) & (weight >= least), weight, 0), 0))
-        tl.store(ties + i * WIDTH + tile, tl.sum(((key == threshold) & (key != NO_KEY)).to(tl.int32), 0))
+        tied = 0
+        if threshold != NO_KEY:
+            tied = tl.sum((key == threshold).to(tl.int32), 0)
+        tl.store(ties + i * WIDTH + tile, tied)
 
 
 @triton.jit
@@ -228,43 +217,45 @@ def _draw(
     edits,
     steps,
     scratch,
+    n,
+    V,
     masses,
     ties,
     out,
-    n,
-    V,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     DRAWS: tl.constexpr,
+    ADJUSTS: tl.constexpr,
 ):
     """Grid (n,). Writes token and outcome, and counts the token in the row's history."""
+    row = open_row(logits, stride, records, histories, history_stride, edits, steps, n, V)
+    record = row[0]
     i = tl.program_id(0)
-    record = records + tl.load(steps + i) * WORDS
-    packed = tl.load(scratch + i * SCRATCH + BEST)
+    scratch += i * SCRATCH
+    packed = tl.load(scratch + BEST)
     best = best_value(packed)
     token = (packed & LOW_BITS) ^ LOW_BITS
     if DRAWS:
-        drawn = (float_word(record, TEMPERATURE) > 0.0) & is_drawable(best)
+        drawn = is_drawn(record, best)
         if drawn:
-            position = tl.load(steps + n + i)
             bits = tl.load(steps + 2 * n + i)
             at = tl.arange(0, WIDTH)
             live = at < tl.cdiv(V, TILE)
             mass = tl.load(masses + i * WIDTH + at, mask=live, other=0)
             tied = tl.load(ties + i * WIDTH + at, mask=live, other=0).to(tl.int64)
-            limits = _limits(record, scratch + i * SCRATCH, _has_threshold(record))
+            limits = _limits(record, scratch)
             scale = weight_scale(record)
             tile, target, quota = _find_tile(mass, tied, limits, best, scale, bits, WIDTH)
-            base = logits + i.to(tl.int64) * stride
-            x = adjusted(base, record, histories, history_stride, edits, position, tile * TILE, V, TILE)
-            key = live_keys(x, tile * TILE, V, TILE)
+            x = adjusted(row, tile * TILE, TILE, ADJUSTS)
+            key = keys_of(x, row, tile * TILE, TILE)
             token = tile * TILE + _find_token(key, weights(x, best, scale), limits, quota, target)
     outcome = tl.where(best == float("inf"), _BROKEN, tl.where(best == float("-inf"), _NOTHING_LEFT, _OK))
     token = tl.where(outcome == _OK, token, 0)
     tl.store(out + i, token)
     tl.store(out + n + i, outcome.to(tl.int64))
-    history = tl.load(record + HISTORY)
-    if (history >= 0) & (outcome == _OK):
-        entry = histories + history * history_stride + token
-        seen = tl.load(entry)
-        tl.store(entry, tl.where((seen & COUNT_MASK) == COUNT_MASK, seen, seen + 1))
+    if ADJUSTS:
+        history = tl.load(record + HISTORY)
+        if (history >= 0) & (outcome == _OK):
+            entry = histories + history * history_stride + token
+            seen = tl.load(entry)
+            tl.store(entry, tl.where((seen & COUNT_MASK) == COUNT_MASK, seen, seen + 1))

@@ -90,6 +90,7 @@ def _layer(weights: Weights, prefix: str, c: NemotronHConfig, layer: int, kernel
         mixer = _sized_experts(weights, f"{prefix}.mixer", c, c.experts)
     else:
         mixer = SquaredReluMlp(
+            kernels=kernels,
             up=weights.take(f"{prefix}.mixer.up_proj.weight", c.intermediate, c.hidden),
             down=weights.take(f"{prefix}.mixer.down_proj.weight", c.hidden, c.intermediate),
         )

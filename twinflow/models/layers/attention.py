@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from twinflow.kernels.base import HeadNorm, KernelSet
 from twinflow.models.step import Step
@@ -29,7 +28,7 @@ class Attention:
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         ops, batch, tokens = self.kernels, step.batch, x.shape[0]
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        parts = F.linear(x, self.qkv).split([width, width * self.gated, kv_width, kv_width], dim=-1)
+        parts = ops.linear(x, self.qkv).split([width, width * self.gated, kv_width, kv_width], dim=-1)
         q = parts[0].view(tokens, self.heads, self.head_dim)
         k = parts[2].view(tokens, self.kv_heads, self.head_dim)
         v = parts[3].view(tokens, self.kv_heads, self.head_dim)
@@ -47,7 +46,8 @@ class Attention:
             batch.cu_seqlens,
             batch.seq_lens,
             self.scale,
+            gate=parts[1] if self.gated else None,
+            shared=batch.shared,
+            host_contexts=batch.host_contexts,
         ).view(tokens, width)
-        if self.gated:
-            y = ops.sigmoid_gate(y, parts[1])
-        return F.linear(y, self.out)
+        return ops.linear_parts(y, self.out)

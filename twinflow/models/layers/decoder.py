@@ -16,7 +16,8 @@ from twinflow.models.step import Mixer, Norm, Step
 class ResidualBlock:
     """`x + mixer(norm(x))`; one for each mixer and each MLP of the model.
 
-    The sum is left to the norm that comes next, which reads it anyway: blocks hand on `x` and what is to be added to it.
+    The sum is left to the norm that comes next, which reads it anyway: blocks hand on `x` and what is to be added to it,
+    whole or in parts.
     """
 
     norm: Norm
@@ -56,6 +57,7 @@ class Decoder:
         for block in self.blocks:
             x, added = block(x, added, step)
         x = x.index_select(0, batch.logit_rows)
-        if added is not None:
-            x = x + added.index_select(0, batch.logit_rows)
-        return F.linear(self.norm(x), self.head).float()
+        if added is None:
+            return self.kernels.linear(self.norm(x), self.head, torch.float32)
+        _, normed = self.norm.add(x, added.index_select(-2, batch.logit_rows))
+        return self.kernels.linear(normed, self.head, torch.float32)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from twinflow.kernels.base import KernelSet
 from twinflow.models.step import Step
@@ -31,7 +30,7 @@ class GatedDelta:
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         ops, batch, tokens = self.kernels, step.batch, x.shape[0]
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
-        mixed, z, b, a = F.linear(x, self.in_proj).split(
+        mixed, z, b, a = ops.linear(x, self.in_proj).split(
             [2 * keys + values, values, self.value_heads, self.value_heads], dim=-1
         )
         conv_state = step.views("state", "conv", self.index)
@@ -54,4 +53,4 @@ class GatedDelta:
             batch.seq_lens,
         )
         y = ops.gated_rms_norm(y, z.view(tokens, self.value_heads, self.value_dim), self.norm, self.eps)
-        return F.linear(y.view(tokens, values), self.out)
+        return ops.linear_parts(y.view(tokens, values), self.out)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from twinflow.kernels.base import KernelSet
 from twinflow.models.step import Step
@@ -33,7 +32,7 @@ class Mamba2:
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         ops, batch, tokens = self.kernels, step.batch, x.shape[0]
         width, shared = self.heads * self.head_dim, self.groups * self.state_dim
-        z, mixed, dt = F.linear(x, self.in_proj).split([width, width + 2 * shared, self.heads], dim=-1)
+        z, mixed, dt = ops.linear(x, self.in_proj).split([width, width + 2 * shared, self.heads], dim=-1)
         conv_state = step.views("state", "conv", self.index)
         mixed = ops.causal_conv1d(
             mixed,
@@ -60,4 +59,6 @@ class Mamba2:
             batch.cu_seqlens,
             batch.seq_lens,
         )
-        return F.linear(ops.gated_group_norm(y.view(tokens, width), z, self.norm, self.groups, self.eps), self.out)
+        return ops.linear_parts(
+            ops.gated_group_norm(y.view(tokens, width), z, self.norm, self.groups, self.eps), self.out
+        )

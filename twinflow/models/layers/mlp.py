@@ -18,15 +18,16 @@ class SwiGluMlp:
     down: torch.Tensor
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        return F.linear(self.kernels.swiglu(F.linear(x, self.gate_up)), self.down)
+        return self.kernels.linear_parts(self.kernels.linear_swiglu(x, self.gate_up), self.down)
 
 
 @dataclass(frozen=True, slots=True)
 class SquaredReluMlp:
     """`down(relu(up x)^2)` (So et al. 2021, Primer); up (intermediate, hidden), down (hidden, intermediate)."""
 
+    kernels: KernelSet
     up: torch.Tensor
     down: torch.Tensor
 
     def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        return F.linear(F.relu(F.linear(x, self.up)).square(), self.down)
+        return self.kernels.linear_parts(F.relu(self.kernels.linear(x, self.up)).square(), self.down)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerRecord(_message.Message):
-    __slots__ = ("id", "incarnation", "role", "addresses", "model", "fingerprint", "max_model_tokens", "max_request_tokens", "block_tokens", "draining", "load")
+    __slots__ = ("id", "incarnation", "role", "addresses", "model", "fingerprint", "max_model_tokens", "max_request_tokens", "block_tokens", "draining", "load", "block_bytes", "slot_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,8 @@ class WorkerRecord(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: str
     role: str
@@ -30,7 +32,9 @@ class WorkerRecord(_message.Message):
     block_tokens: int
     draining: bool
     load: Load
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_tokens: _Optional[int] = ..., max_request_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    block_bytes: int
+    slot_bytes: int
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_tokens: _Optional[int] = ..., max_request_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., block_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("error",)
@@ -39,7 +43,7 @@ class JoinReply(_message.Message):
     def __init__(self, error: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "queued_prefill_tokens", "free_blocks", "total_blocks", "free_slots", "total_slots")
+    __slots__ = ("running", "waiting", "queued_prefill_tokens", "free_blocks", "total_blocks", "free_slots", "total_slots", "pace")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +51,7 @@ class Load(_message.Message):
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     queued_prefill_tokens: int
@@ -54,7 +59,20 @@ class Load(_message.Message):
     total_blocks: int
     free_slots: int
     total_slots: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., total_slots: _Optional[int] = ...) -> None: ...
+    pace: Pace
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., total_slots: _Optional[int] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("steps", "busy_s", "prefill_tokens", "decode_tokens")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    busy_s: float
+    prefill_tokens: int
+    decode_tokens: int
+    def __init__(self, steps: _Optional[int] = ..., busy_s: _Optional[float] = ..., prefill_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("reason", "message", "param")
@@ -141,7 +159,7 @@ class StateTag(_message.Message):
     def __init__(self, prefix_hash: _Optional[bytes] = ..., position: _Optional[int] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class RequestStats(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "route", "reason", "decode_attention_tokens", "decode_checkpoints", "decode_resumed_tokens", "prefill_attention_tokens", "prefill_checkpoints", "prefill_resumed_tokens", "blocks_moved", "slots_moved", "bytes_moved", "transfer_s", "transport", "prefill_worker", "decode_worker", "extra")
+    __slots__ = ("prompt_tokens", "cached_tokens", "route", "reason", "decode_attention_tokens", "decode_checkpoints", "decode_resumed_tokens", "prefill_attention_tokens", "prefill_checkpoints", "prefill_resumed_tokens", "blocks_moved", "slots_moved", "bytes_moved", "transfer_s", "transport", "prefill_worker", "decode_worker", "extra", "faulty_prefill_workers")
     class ExtraEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +185,7 @@ class RequestStats(_message.Message):
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
+    FAULTY_PREFILL_WORKERS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     route: str
@@ -185,7 +204,8 @@ class RequestStats(_message.Message):
     prefill_worker: str
     decode_worker: str
     extra: _containers.ScalarMap[str, float]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., decode_attention_tokens: _Optional[int] = ..., decode_checkpoints: _Optional[_Iterable[int]] = ..., decode_resumed_tokens: _Optional[int] = ..., prefill_attention_tokens: _Optional[int] = ..., prefill_checkpoints: _Optional[_Iterable[int]] = ..., prefill_resumed_tokens: _Optional[int] = ..., blocks_moved: _Optional[int] = ..., slots_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., transfer_s: _Optional[float] = ..., transport: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    faulty_prefill_workers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., route: _Optional[str] = ..., reason: _Optional[str] = ..., decode_attention_tokens: _Optional[int] = ..., decode_checkpoints: _Optional[_Iterable[int]] = ..., decode_resumed_tokens: _Optional[int] = ..., prefill_attention_tokens: _Optional[int] = ..., prefill_checkpoints: _Optional[_Iterable[int]] = ..., prefill_resumed_tokens: _Optional[int] = ..., blocks_moved: _Optional[int] = ..., slots_moved: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., transfer_s: _Optional[float] = ..., transport: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., faulty_prefill_workers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CacheEvent(_message.Message):
     __slots__ = ("sequence", "kind", "prefix_hash", "position")
@@ -224,7 +244,7 @@ class RouterHello(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("id", "prompt", "sampling", "root", "forced", "candidates", "reason", "idempotency_id")
+    __slots__ = ("id", "prompt", "sampling", "root", "forced", "candidates", "reason", "idempotency_id", "local_max_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +253,7 @@ class Submit(_message.Message):
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_ID_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: str
     prompt: bytes
     sampling: Sampling
@@ -241,7 +262,8 @@ class Submit(_message.Message):
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
     reason: str
     idempotency_id: str
-    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., root: _Optional[bytes] = ..., forced: _Optional[bytes] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., idempotency_id: _Optional[str] = ...) -> None: ...
+    local_max_tokens: int
+    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., root: _Optional[bytes] = ..., forced: _Optional[bytes] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., idempotency_id: _Optional[str] = ..., local_max_tokens: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("worker_id", "incarnation", "addresses", "predicted_usable_tokens")
@@ -348,7 +370,7 @@ class ArenaInfo(_message.Message):
     def __init__(self, base_address: _Optional[int] = ..., total_bytes: _Optional[int] = ..., block_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., slots: _Optional[int] = ..., memory: _Optional[str] = ..., device_id: _Optional[int] = ..., agent_name: _Optional[str] = ..., agent_metadata: _Optional[bytes] = ...) -> None: ...
 
 class HandoffHello(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "session_epoch", "generation", "protocol_min", "protocol_max", "features", "fingerprint", "layout", "ranks", "error")
+    __slots__ = ("worker_id", "incarnation", "session_epoch", "generation", "protocol_min", "protocol_max", "features", "fingerprint", "layout", "ranks", "error", "credits")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +382,7 @@ class HandoffHello(_message.Message):
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     session_epoch: int
@@ -371,7 +394,16 @@ class HandoffHello(_message.Message):
     layout: str
     ranks: _containers.RepeatedCompositeFieldContainer[ArenaInfo]
     error: Error
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., session_epoch: _Optional[int] = ..., generation: _Optional[int] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[ArenaInfo, _Mapping]]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    credits: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., session_epoch: _Optional[int] = ..., generation: _Optional[int] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[ArenaInfo, _Mapping]]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., credits: _Optional[int] = ...) -> None: ...
+
+class Renewed(_message.Message):
+    __slots__ = ("generation", "ranks")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    ranks: _containers.RepeatedCompositeFieldContainer[ArenaInfo]
+    def __init__(self, generation: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ArenaInfo, _Mapping]]] = ...) -> None: ...
 
 class HandoffRequest(_message.Message):
     __slots__ = ("hello", "open", "pulled", "release", "cancel", "heartbeat")
@@ -434,7 +466,7 @@ class Release(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class HandoffReply(_message.Message):
-    __slots__ = ("hello", "accepted", "blocks", "first_token", "finished", "confirmed", "failed", "heartbeat")
+    __slots__ = ("hello", "accepted", "blocks", "first_token", "finished", "confirmed", "failed", "heartbeat", "renewed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +475,7 @@ class HandoffReply(_message.Message):
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
     hello: HandoffHello
     accepted: Accepted
     blocks: Blocks
@@ -451,7 +484,8 @@ class HandoffReply(_message.Message):
     confirmed: Confirmed
     failed: Failed
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[HandoffHello, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    renewed: Renewed
+    def __init__(self, hello: _Optional[_Union[HandoffHello, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("id", "lease_id")
@@ -484,7 +518,7 @@ class FirstToken(_message.Message):
     def __init__(self, id: _Optional[str] = ..., sample: _Optional[_Union[Sample, _Mapping]] = ..., stats: _Optional[_Union[RequestStats, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("id", "first_index", "blocks", "checksums", "slot", "slot_checksum", "tag", "stats")
+    __slots__ = ("id", "first_index", "blocks", "checksums", "slot", "slot_checksum", "tag", "stats", "checkpoint")
     ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -493,6 +527,7 @@ class Finished(_message.Message):
     SLOT_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     id: str
     first_index: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
@@ -501,7 +536,18 @@ class Finished(_message.Message):
     slot_checksum: int
     tag: StateTag
     stats: RequestStats
-    def __init__(self, id: _Optional[str] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., slot_checksum: _Optional[int] = ..., tag: _Optional[_Union[StateTag, _Mapping]] = ..., stats: _Optional[_Union[RequestStats, _Mapping]] = ...) -> None: ...
+    checkpoint: OfferedState
+    def __init__(self, id: _Optional[str] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., slot_checksum: _Optional[int] = ..., tag: _Optional[_Union[StateTag, _Mapping]] = ..., stats: _Optional[_Union[RequestStats, _Mapping]] = ..., checkpoint: _Optional[_Union[OfferedState, _Mapping]] = ...) -> None: ...
+
+class OfferedState(_message.Message):
+    __slots__ = ("slot", "checksum", "tag")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    checksum: int
+    tag: StateTag
+    def __init__(self, slot: _Optional[int] = ..., checksum: _Optional[int] = ..., tag: _Optional[_Union[StateTag, _Mapping]] = ...) -> None: ...
 
 class Confirmed(_message.Message):
     __slots__ = ("id", "lease_id", "session_epoch")

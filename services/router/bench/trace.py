@@ -1,0 +1,120 @@
+"""Requests of public traces, as prompts whose shared prefixes are shared token by token.
+
+    Mooncake        JSON lines: arrival, lengths, ids of 512-token prefix blocks
+    agent sessions  the same with a session: a line is what a turn adds; its prompt is all of the session before it, replies too
+    Azure           CSV: arrival and lengths; nothing is shared
+
+A block becomes its id, 512 times. What replies said is not in the traces: they get ids of their own.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from services.router.bench.prompt import Run
+from twinflow.contracts.errors import BadRequest
+
+TRACE_BLOCK_TOKENS = 512
+ID_STEP = 1 << 26  # between the ids of two copies of a trace; blocks' ids are below it
+REPLY_IDS = 1 << 25  # replies' ids start here
+COPIES = 60  # ids are uint32
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`new`: tokens behind all of the session before. `delay_s`: after the end of the turn before."""
+
+    new: tuple[Run, ...]
+    reply_tokens: int
+    reply_id: int
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Turns of one conversation, or a single request."""
+
+    start_s: float
+    turns: tuple[Turn, ...]
+
+
+def read_trace(path: Path, limit: int | None = None, copies: int = 1) -> list[Session]:
+    """By time, `limit` requests at most (whole sessions), the whole of it so many times with other tokens, spread over its
+    time. Raises BadRequest naming the file."""
+    if not 1 <= copies <= COPIES:
+        raise BadRequest(f"copies={copies} must lie between 1 and {COPIES}", param="copies")
+    try:
+        text = path.read_text(encoding="utf-8")
+        sessions = _azure(text.splitlines()) if path.suffix == ".csv" else _json_lines(text.splitlines())
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise BadRequest(f"cannot read the trace {path}: {type(e).__name__}: {e}", param="trace") from e
+    if not sessions:
+        raise BadRequest(f"the trace {path} holds no request", param="trace")
+    sessions.sort(key=lambda s: s.start_s)
+    return list(_limited(_copied(sessions, copies), limit))
+
+
+def _limited(sessions: Sequence[Session], limit: int | None) -> Iterator[Session]:
+    requests = 0
+    for session in sessions:
+        requests += len(session.turns)
+        if limit is not None and requests > limit:
+            return
+        yield session
+
+
+def _copied(sessions: Sequence[Session], copies: int) -> list[Session]:
+    """Copy k is late by k/copies of the mean time between two sessions."""
+    gap_s = (sessions[-1].start_s - sessions[0].start_s) / max(1, len(sessions) - 1)
+    made = [
+        Session(
+            s.start_s + k / copies * gap_s,
+            tuple(replace(t, new=_shifted(t.new, k), reply_id=t.reply_id + k * ID_STEP) for t in s.turns),
+        )
+        for s in sessions
+        for k in range(copies)
+    ]
+    return sorted(made, key=lambda s: s.start_s)
+
+
+def _shifted(runs: Sequence[Run], copy: int) -> tuple[Run, ...]:
+    return tuple(Run(r.token_id + copy * ID_STEP, r.tokens) for r in runs)
+
+
+def _json_lines(lines: Sequence[str]) -> list[Session]:
+    rows = [json.loads(line) for line in lines if line.strip()]
+    turns: dict[Any, list[dict[str, Any]]] = {}
+    for number, row in enumerate(rows):
+        turns.setdefault(row.get("session_id", number), []).append(row)
+    replies, sessions = REPLY_IDS, []
+    for of_session in turns.values():
+        made = []
+        for row in of_session:
+            replies += 1
+            made.append(Turn(_blocks(row), max(1, row["output_length"]), replies, row.get("delay", 0.0) / 1e3))
+        sessions.append(Session(of_session[0].get("timestamp", 0.0) / 1e3, tuple(made)))
+    return sessions
+
+
+def _blocks(row: dict[str, Any]) -> tuple[Run, ...]:
+    left, runs = max(1, row["input_length"]), []
+    for id in row["hash_ids"]:
+        runs.append(Run(id, min(left, TRACE_BLOCK_TOKENS)))
+        left -= runs[-1].tokens
+        if left <= 0:
+            break
+    return tuple(runs)
+
+
+def _azure(lines: Sequence[str]) -> list[Session]:
+    sessions: list[Session] = []
+    for number, row in enumerate(csv.DictReader(lines)):
+        at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+        prompt = Run(number, max(1, int(row["ContextTokens"])))
+        turn = Turn((prompt,), max(1, int(row["GeneratedTokens"])), REPLY_IDS + number)
+        sessions.append(Session(at_s, (turn,)))
+    return sessions

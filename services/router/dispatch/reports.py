@@ -1,0 +1,69 @@
+"""What one worker says in its session, to whom it concerns: tokens to their requests, load and cache events to the view."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from services.router.view.view import View
+from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.requests import RequestStats, Sample
+from twinflow.contracts.workers import WorkerRecord
+from twinflow.rpc import convert
+from twinflow.rpc.v1 import engine_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+class Taker(Protocol):
+    """One request, as far as a worker's reports go."""
+
+    stats: RequestStats | None
+
+    def put(self, samples: Sequence[Sample]) -> None:
+        """Tokens; the last one has `finish`."""
+        ...
+
+    def fail(self, error: TwinflowError) -> None:
+        """The worker gave the request up."""
+        ...
+
+
+class Reports:
+    """Of one worker incarnation. `takers` by request id; it is the caller's and changes meanwhile."""
+
+    def __init__(
+        self, record: WorkerRecord, view: View, takers: Mapping[str, Taker], resync: Callable[[], None]
+    ) -> None:
+        """`resync` asks the worker for all of its cache contents."""
+        self._record = record
+        self._view = view
+        self._takers = takers
+        self._resync = resync
+
+    def handle(self, message: pb.WorkerMessage) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "step":
+            self._on_step(message.step)
+        elif kind == "snapshot":
+            self._on_snapshot(message.snapshot)
+
+    def _on_step(self, step: pb.StepReport) -> None:
+        for output in step.outputs:
+            taker = self._takers.get(output.id)
+            if taker is None:  # cancelled meanwhile
+                continue
+            if output.HasField("stats"):
+                taker.stats = convert.stats_from_pb(output.stats)
+            taker.put(convert.samples_from_pb(output.samples))
+            if output.HasField("error"):
+                taker.fail(convert.error_from_pb(output.error))
+        if step.HasField("load"):
+            self._view.set_load(self._record.key, convert.load_from_pb(step.load))
+        if step.events and self._view.apply(self._record.key, map(convert.event_from_pb, step.events)):
+            log.info("cache events of worker %s have a gap: asking for a snapshot", self._record.id)
+            self._resync()
+
+    def _on_snapshot(self, snapshot: pb.Snapshot) -> None:
+        events = map(convert.event_from_pb, snapshot.events)
+        if self._view.replace(self._record.key, snapshot.sequence, events):
+            self._resync()

@@ -1,0 +1,35 @@
+"""What goes to a decode worker."""
+
+from collections.abc import Sequence
+
+from services.router.schedule.base import Choice
+from twinflow.contracts.hashing import pack_tokens
+from twinflow.contracts.requests import SamplingParams
+from twinflow.rpc import convert
+from twinflow.rpc.v1 import engine_pb2 as pb
+
+
+def submission(
+    id: str, idempotency_id: str, prompt: bytes, root: bytes, sampling: SamplingParams, choice: Choice, sent: Sequence[int] = ()
+) -> pb.Submit:
+    """`id` is the attempt's. `sent`: tokens that the client has from an earlier attempt; they count as generated. Candidates go
+    along with a local choice too: the decode worker's own match decides."""
+    return pb.Submit(
+        id=id,
+        prompt=prompt,
+        sampling=convert.sampling_to_pb(sampling),
+        root=root,
+        forced=pack_tokens(sent),
+        candidates=[
+            pb.Candidate(
+                worker_id=c.record.id,
+                incarnation=c.record.incarnation,
+                addresses=c.record.addresses,
+                predicted_usable_tokens=c.usable_tokens,
+            )
+            for c in choice.candidates
+        ],
+        reason=choice.reason.value,
+        idempotency_id=idempotency_id,
+        local_max_tokens=choice.local_max_tokens,
+    )

@@ -1,0 +1,109 @@
+"""What a choice costs, in milliseconds: the time to the first token, and what others lose by it.
+
+    remote(P, D)   wait       tokens queued at P / its rate
+                   prefill    (N − usable_P) / P's rate for that length
+                   transfer   what D's attention does not reach yet, and one slot, over the link from P
+                   hidden     − what of it moves while P still computes
+                   slot       waiting for a slot of D, if all are taken
+                   step       one step of D with one sequence more
+                   streams    what D's streams lose by that sequence, for the length of a reply
+                   behind     the prompts that wait at prefill workers wait for this one too
+    local(D)       wait, prefill (N − usable_D), slot, step and streams at D; its streams also stand still while it prefills
+
+The two sides save different things: a prefill worker what `usable_tokens` spares it, a decode worker the transfer of what its
+attention already reaches; the final state moves whatever it holds.
+"""
+
+from services.router.schedule.base import Scene, Sighted, Terms, WorkerFacts
+from services.router.schedule.rates import Rates
+
+# Used until anything was measured, by anybody. Of the right order on a GPU; what matters is that they are equal for all.
+PREFILL_TOKENS_PER_S = 20_000.0
+STEP_S = 0.010
+STEP_SLOPE_S = 0.0001  # per sequence
+LINK_BYTES_PER_S = 10e9
+BLOCK_BYTES_PER_TOKEN = 32_768
+SLOT_BYTES = 50 << 20
+
+
+class Cost:
+    """The scorer of `cost`, and of the policies that only read hits differently."""
+
+    def prefill(self, worker: Sighted, scene: Scene) -> Terms:
+        compute_ms = prefill_ms(worker.facts, scene.request.prompt_tokens - worker.hit.usable_tokens, scene.fleet)
+        return {
+            "wait": prefill_ms(worker.facts, worker.facts.queued_prefill_tokens, scene.fleet),
+            "prefill": compute_ms,
+            "behind": scene.policy.behind * scene.behind * compute_ms,
+        }
+
+    def remote(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
+        blocks_ms, slot_ms = transfer_ms(decode, prefill.facts.record.id, scene)
+        return {
+            "transfer": blocks_ms + slot_ms,
+            "hidden": -min(blocks_ms, computed["prefill"]),
+            **decode_terms(decode.facts, scene),
+        }
+
+    def local(self, decode: Sighted, scene: Scene) -> Terms:
+        compute_ms = prefill_ms(decode.facts, scene.request.prompt_tokens - decode.hit.usable_tokens, scene.fleet)
+        terms = decode_terms(decode.facts, scene)
+        terms["streams"] += scene.policy.others * decode.facts.active_requests * compute_ms
+        return {
+            "wait": prefill_ms(decode.facts, decode.facts.queued_prefill_tokens, scene.fleet),
+            "prefill": compute_ms,
+            **terms,
+        }
+
+    def local_limit(self, decode: Sighted, local: Terms, remote: Terms, scene: Scene) -> int:
+        """Where both cost the same, if the time to compute the suffix is proportional to its length; none at all on a decode
+        worker that is busy enough with decoding."""
+        if is_decode_bound(decode.facts, scene):
+            return 0
+        suffix_tokens = scene.request.prompt_tokens - decode.hit.usable_tokens
+        growing = local["prefill"] * (1 + scene.policy.others * decode.facts.active_requests)
+        spare = sum(remote.values()) - (sum(local.values()) - growing)
+        return max(0, min(scene.policy.local_max_tokens, int(suffix_tokens * spare / growing)))
+
+
+def prefill_ms(w: WorkerFacts, tokens: int, fleet: Rates) -> float:
+    """To compute so many tokens of prompts, at this worker's own rate, else that of all, else a guess."""
+    if tokens <= 0:
+        return 0.0
+    rate = w.rates.prefill.at(tokens) or fleet.prefill.at(tokens) or PREFILL_TOKENS_PER_S
+    return 1e3 * tokens / rate
+
+
+def step_ms(w: WorkerFacts, sequences: float, fleet: Rates) -> float:
+    """Of a decode step with so many sequences."""
+    learnt = w.rates.step.at(sequences)
+    if learnt is None:
+        learnt = fleet.step.at(sequences)
+    return 1e3 * (STEP_S + STEP_SLOPE_S * sequences if learnt is None else learnt)
+
+
+def transfer_ms(decode: Sighted, prefill_id: str, scene: Scene) -> tuple[float, float]:
+    """Of the blocks that the decode worker lacks, and of a slot."""
+    record, rates = decode.facts.record, decode.facts.rates
+    rate = rates.links.get(prefill_id) or rates.link or scene.fleet.link or LINK_BYTES_PER_S
+    tokens = max(0, scene.request.prompt_tokens - decode.hit.reach_tokens)
+    per_token = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
+    return 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
+
+
+def decode_terms(w: WorkerFacts, scene: Scene) -> Terms:
+    """What one sequence more means on this decode worker, for itself and for those that run there."""
+    active, slots = w.active_requests, w.record.load.total_slots
+    with_it = step_ms(w, active + 1, scene.fleet)
+    slower_ms = max(0.0, with_it - step_ms(w, active, scene.fleet))
+    over = active + 1 - slots if slots else 0
+    wait_ms = over / slots * scene.reply_tokens * with_it if over > 0 else 0.0
+    own_ms = scene.reply_tokens * slower_ms * (active + 1)
+    return {"slot": wait_ms, "step": with_it, "streams": scene.policy.others * own_ms}
+
+
+def is_decode_bound(w: WorkerFacts, scene: Scene) -> bool:
+    """No slot is left, or its steps already take as long as they may."""
+    slots = w.record.load.total_slots
+    full = 0 < slots <= w.active_requests
+    return full or step_ms(w, w.active_requests + 1, scene.fleet) >= scene.policy.decode_bound_ms

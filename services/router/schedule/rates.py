@@ -1,0 +1,103 @@
+"""How fast workers are, learnt from what they report: prompt tokens per second by length, bytes per second per link, time of a
+decode step by batch. Frozen: learning returns a new object, so a snapshot keeps what it was made with.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from twinflow.contracts.requests import RequestStats
+from twinflow.contracts.workers import Pace
+
+NEWEST = 0.1  # weight of a new observation once there are ten
+MIN_LENGTH = 64  # tokens; shorter prompts count as this long
+MAX_MIXED_STEPS = 4  # in an interval from which a rate of prefill beside decode is learnt
+SLOPE_PRIOR = 0.01  # share by which one more sequence slows a step down, as long as nothing better is known
+SLOPE_WEIGHT = 200.0  # of that prior, in squared sequences of spread
+MEMORY = 0.98  # of a line, per observation
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A positive quantity by length: means in buckets of powers of two, straight between them, flat at both ends."""
+
+    buckets: tuple[tuple[int, float, int], ...] = ()  # (log2 of the length, mean, observations), ascending
+
+    def learn(self, length: float, value: float) -> "Curve":
+        at = round(math.log2(max(length, MIN_LENGTH)))
+        known = {b: (mean, n) for b, mean, n in self.buckets}
+        mean, n = known.get(at, (0.0, 0))
+        known[at] = (mean + (value - mean) * max(NEWEST, 1 / (n + 1)), n + 1)
+        return Curve(tuple((b, *known[b]) for b in sorted(known)))
+
+    def at(self, length: float) -> float | None:
+        """None before anything was learnt."""
+        x, before = math.log2(max(length, MIN_LENGTH)), None
+        for bucket, mean, _ in self.buckets:
+            if x <= bucket:
+                if before is None:
+                    return mean
+                share = (x - before[0]) / (bucket - before[0])
+                return before[1] + share * (mean - before[1])
+            before = (bucket, mean)
+        return None if before is None else before[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """y = a + b·x with b ≥ 0, by least squares over the last observations; where they don't tell b it is 1 % of y."""
+
+    n: float = 0.0
+    x: float = 0.0  # means
+    y: float = 0.0
+    xx: float = 0.0  # sums of squares around them
+    xy: float = 0.0
+
+    def learn(self, x: float, y: float) -> "Line":
+        n = MEMORY * self.n + 1
+        dx, dy = x - self.x, y - self.y
+        mean_x, mean_y = self.x + dx / n, self.y + dy / n
+        kept = MEMORY
+        return Line(n, mean_x, mean_y, kept * self.xx + dx * (x - mean_x), kept * self.xy + dx * (y - mean_y))
+
+    @property
+    def slope(self) -> float:
+        return max(0.0, (self.xy + SLOPE_WEIGHT * SLOPE_PRIOR * self.y) / (self.xx + SLOPE_WEIGHT))
+
+    def at(self, x: float) -> float | None:
+        """None before anything was learnt; never less than half of the mean."""
+        return max(self.y / 2, self.y + self.slope * (x - self.x)) if self.n else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Of one worker, or of all together. `links`: bytes per second by the worker that is read from."""
+
+    prefill: Curve = field(default_factory=Curve)  # tokens per second by tokens to compute
+    step: Line = field(default_factory=Line)  # seconds of a decode step by sequences
+    links: Mapping[str, float] = field(default_factory=dict)
+
+    def paced(self, before: Pace, now: Pace, computing_tokens: int) -> "Rates":
+        """`computing_tokens`: of the prompt that was computed meanwhile, 0 = unknown. Steps with a bit of both tell nothing."""
+        steps, busy_s = now.steps - before.steps, now.busy_s - before.busy_s
+        prefill, decode = now.prefill_tokens - before.prefill_tokens, now.decode_tokens - before.decode_tokens
+        if steps <= 0 or busy_s <= 0 or min(prefill, decode) < 0:
+            return self
+        if prefill == 0:
+            return replace(self, step=self.step.learn(decode / steps, busy_s / steps))
+        if decode == 0 or steps <= MAX_MIXED_STEPS:
+            return replace(self, prefill=self.prefill.learn(computing_tokens or prefill, prefill / busy_s))
+        return self
+
+    def moved(self, stats: RequestStats) -> "Rates":
+        """A hand-off has ended."""
+        if not stats.bytes_moved or stats.transfer_s <= 0:
+            return self
+        rate, known = stats.bytes_moved / stats.transfer_s, self.links.get(stats.prefill_worker)
+        mean = rate if known is None else known + NEWEST * (rate - known)
+        return replace(self, links={**self.links, stats.prefill_worker: mean})
+
+    @property
+    def link(self) -> float | None:
+        """Bytes per second over whatever link."""
+        return sum(self.links.values()) / len(self.links) if self.links else None

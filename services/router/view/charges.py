@@ -1,0 +1,82 @@
+"""What this router has given to one worker and not got back yet, beside what the worker says of itself.
+
+A reported load is as old as its report. What was charged after it is not in it and is added; what was charged before is, together
+with the work of other routers. What this router knows by itself (all charges, less what the worker says it has computed since) is
+the least that there can be. So nothing counts twice, a burst spreads before any report arrives, and several routers see each
+other's work one report late.
+"""
+
+from dataclasses import dataclass, field
+
+from twinflow.contracts.workers import Load
+
+
+@dataclass(slots=True)
+class _Prompt:
+    tokens: int  # to compute, as predicted
+    left: int
+
+
+@dataclass(slots=True)
+class Charges:
+    """Of one worker incarnation. `new_…`: charged after the last report."""
+
+    requests: set[str] = field(default_factory=set)
+    new_requests: set[str] = field(default_factory=set)
+    _prompts: dict[str, _Prompt] = field(default_factory=dict)  # in order of arrival
+    _left: int = 0
+    _new: dict[str, int] = field(default_factory=dict)
+
+    # ---- what happens ----
+
+    def prefill(self, request_id: str, tokens: int) -> None:
+        self.prefilled(request_id)
+        self._prompts[request_id] = _Prompt(tokens, tokens)
+        self._new[request_id] = tokens
+        self._left += tokens
+
+    def prefilled(self, request_id: str) -> None:
+        """Nothing is left to compute for it. Unknown ids are ignored."""
+        prompt = self._prompts.pop(request_id, None)
+        if prompt is not None:
+            self._left -= prompt.left
+            self._new.pop(request_id, None)
+
+    def run(self, request_id: str) -> None:
+        self.requests.add(request_id)
+        self.new_requests.add(request_id)
+
+    def ended(self, request_id: str) -> None:
+        self.prefilled(request_id)
+        self.requests.discard(request_id)
+        self.new_requests.discard(request_id)
+
+    def reported(self, computed_tokens: int) -> None:
+        """A load has arrived, `computed_tokens` of prompts after the one before it: workers go in order."""
+        self._new.clear()
+        self.new_requests.clear()
+        for prompt in self._prompts.values():
+            if computed_tokens <= 0:
+                break
+            done = min(prompt.left, computed_tokens)
+            prompt.left -= done
+            self._left -= done
+            computed_tokens -= done
+
+    # ---- what it amounts to ----
+
+    def active_requests(self, load: Load) -> int:
+        return max(len(self.requests), load.running + load.waiting + len(self.new_requests))
+
+    def queued_prefill_tokens(self, load: Load) -> int:
+        return max(self._left, load.queued_prefill_tokens + sum(self._new.values()))
+
+    @property
+    def waiting_prompts(self) -> int:
+        """Prompts of this router that are not computed yet."""
+        return len(self._prompts)
+
+    @property
+    def computing_tokens(self) -> int:
+        """Length of the prompt that the worker is likely to be at, 0 = none of ours."""
+        return next((p.tokens for p in self._prompts.values()), 0)

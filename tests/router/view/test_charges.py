@@ -1,0 +1,52 @@
+"""A worker's load out of two accounts: what it says, and what it was given since."""
+
+from services.router.view.charges import Charges
+from twinflow.contracts.workers import Load
+
+
+def queued(charges: Charges, reported: int = 0) -> int:
+    return charges.queued_prefill_tokens(Load(queued_prefill_tokens=reported))
+
+
+def test_what_is_charged_after_a_report_is_added_to_it() -> None:
+    charges = Charges()
+    charges.prefill("a", 1000)
+    assert queued(charges, 5000) == 6000  # another router's 5,000
+    charges.reported(0)
+    assert queued(charges, 6000) == 6000
+    charges.prefill("b", 100)
+    assert queued(charges, 6000) == 6100
+
+
+def test_a_late_report_hides_nothing() -> None:
+    """It was on its way when the request was charged: what is known here is the least."""
+    charges = Charges()
+    charges.prefill("a", 1000)
+    charges.reported(0)
+    assert queued(charges, 0) == 1000
+
+
+def test_progress_counts_in_order() -> None:
+    charges = Charges()
+    charges.prefill("a", 1000)
+    charges.prefill("b", 500)
+    assert charges.computing_tokens == 1000
+    charges.reported(1200)
+    assert queued(charges) == 300
+    charges.prefilled("a")
+    assert (queued(charges), charges.computing_tokens, charges.waiting_prompts) == (300, 500, 1)
+    charges.prefilled("b")
+    charges.prefilled("b")
+    assert queued(charges) == 0 == charges.computing_tokens
+
+
+def test_requests_count_once() -> None:
+    charges = Charges()
+    for id in "abc":
+        charges.run(id)
+    assert charges.active_requests(Load(running=2, waiting=1)) == 6
+    charges.reported(0)
+    assert charges.active_requests(Load(running=2, waiting=1)) == 3
+    charges.ended("a")
+    charges.ended("a")
+    assert charges.active_requests(Load()) == 2

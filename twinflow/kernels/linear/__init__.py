@@ -1,0 +1,1 @@
+"""Projections by weight matrices as checkpoints store them: (out, in), contiguous."""

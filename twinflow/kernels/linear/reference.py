@@ -1,0 +1,21 @@
+"""Projections in plain torch."""
+
+import torch
+import torch.nn.functional as F
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`x @ weight.T`. x (T, in) with any row stride, weight (out, in); returns (T, out) contiguous in `dtype` (None: x's)."""
+    out = F.linear(x, weight)
+    return out if dtype is None else out.to(dtype)
+
+
+def linear_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`x @ weight.T` for a reader that can sum up: (T, out) like x, or parts of it (P, T, out) fp32."""
+    return F.linear(x, weight)
+
+
+def linear_swiglu(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    """`silu(gate x) * up x` (Shazeer 2020). x (T, in), gate_up (2n, in) with the gate's rows first; returns (T, n)."""
+    gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
+    return F.silu(gate) * up
