@@ -16,7 +16,9 @@ from benchmarks.kernels.attention import attention_decode, attention_prefill, at
 from benchmarks.kernels.convolution import convolution
 from benchmarks.kernels.delta import delta_decode, delta_prefill
 from benchmarks.kernels.elementwise import elementwise
+from benchmarks.kernels.linear import linear_decode
 from benchmarks.kernels.mamba import mamba
+from benchmarks.kernels.sampling import sampling
 from benchmarks.kernels.timing import Bench
 
 PARTS = (
@@ -27,7 +29,9 @@ PARTS = (
     attention_shared,
     convolution,
     elementwise,
+    linear_decode,
     mamba,
+    sampling,
 )
 
 

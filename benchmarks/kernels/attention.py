@@ -6,7 +6,7 @@ import torch
 from benchmarks.kernels.shapes import BLOCK, DIM, HEADS, KV_HEADS, bf16, caches, lens_on_device
 from benchmarks.kernels.timing import Bench
 from twinflow.kernels.paged_attention.decode import attend_one_query
-from twinflow.kernels.paged_attention.prefill import attend_many_queries
+from twinflow.kernels.paged_attention.prefill import LaunchOptions, attend_many_queries
 from twinflow.kernels.paged_attention.shared import group_prefixes
 
 DECODE_VARIANTS = (
@@ -16,7 +16,13 @@ DECODE_VARIANTS = (
     (32, 4, 3, 2),
     (32, 4, 4, 2),
 )  # tile, warps, stages, each
-PREFILL_VARIANTS = ((128, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2), (64, 32, 4, 3))  # rows, tile, warps, stages
+PREFILL_VARIANTS = (
+    LaunchOptions(128, 64, 8, 2, 1),
+    LaunchOptions(128, 32, 8, 3, 1),
+    LaunchOptions(64, 32, 4, 3, 1),
+    LaunchOptions(64, 32, 4, 3, 2),
+    LaunchOptions(64, 32, 4, 3, 8),
+)
 
 
 def attention_case(contexts: list[int], queries: int, width: int | None = None) -> tuple[torch.Tensor, ...]:
@@ -76,13 +82,21 @@ def attention_shared(bench: Bench) -> None:
 
 
 def attention_prefill(bench: Bench) -> None:
-    for context, queries in ((512, 512), (1024, 1024), (4096, 4096), (16384, 16384), (16384, 1024), (16384, 8192)):
+    for context, queries in (
+        (512, 512),
+        (1024, 1024),
+        (4096, 4096),
+        (16384, 16384),
+        (8192, 64),
+        (16384, 1024),
+        (16384, 8192),
+    ):
         case = attention_case([context], queries)
         out, shape = torch.empty_like(case[0]), f"T={queries} ctx={context}"
         operations = 4 * (queries * (context - queries) + queries * (queries + 1) / 2) * HEADS * DIM
         moved = 2 * 2 * (queries * HEADS + context * KV_HEADS) * DIM
-        run = lambda **options: attend_many_queries(*case, DIM**-0.5, out, **options)  # noqa: E731
+        run = lambda **options: attend_many_queries(*case, DIM**-0.5, out, lens=(queries,), **options)  # noqa: E731
         bench.add("attention, prefill", shape, run, moved, operations)
-        for rows, tile, warps, stages in PREFILL_VARIANTS if bench.sweep else ():
-            options = {"rows": rows, "tile": tile, "warps": warps, "stages": stages}
-            bench.add(f"  {rows}/{tile}/{warps}/x{stages}", shape, lambda: run(**options), moved, operations)
+        for o in PREFILL_VARIANTS if bench.sweep else ():
+            name = f"  {o.rows}/{o.tile}/{o.warps}/x{o.stages}, {o.splits} splits"
+            bench.add(name, shape, lambda: run(options=o), moved, operations)

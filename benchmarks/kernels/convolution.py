@@ -14,7 +14,7 @@ def convolution(bench: Bench) -> None:
         state, rows, fresh, cu = state_of(lens, channels, 3)
         state = state.bfloat16()
         moved = 2 * x.nbytes + 2 * len(lens) * channels * 6
-        run = lambda *shape: causal_conv1d(x, w, None, state, rows, fresh, cu, lens, True, *shape)  # noqa: E731
+        run = lambda *shape: causal_conv1d(x, w, None, state, rows, fresh, cu, lens, True, None, *shape)  # noqa: E731
         bench.add("causal conv1d", shape_of(lens), run, moved)
         for tokens, block, warps in (
             (16, 512, 4),

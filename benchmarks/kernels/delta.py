@@ -1,13 +1,15 @@
 # ruff: noqa: B023 (each closure runs before the loop goes on)
 """Gated delta rule: one-token updates and chunks, with their parts alone."""
 
+from functools import partial
+
 import torch
 
 from benchmarks.kernels.shapes import HK, HV, K, bf16, shape_of, state_of
 from benchmarks.kernels.timing import Bench
 from twinflow.kernels.chunk_scan.triton import scan_chunks
+from twinflow.kernels.gated_delta_rule.decode import gated_delta_decode
 from twinflow.kernels.gated_delta_rule.prepare import prepare_chunks
-from twinflow.kernels.gated_delta_rule.recurrent import run_tokens
 from twinflow.kernels.gated_delta_rule.triton import gated_delta
 
 
@@ -22,19 +24,23 @@ def delta_case(lens: tuple[int, ...]) -> tuple[list[torch.Tensor], tuple[torch.T
 
 
 def delta_decode(bench: Bench) -> None:
-    for batch in (1, 8, 32, 128, 256):
+    """A layer between its projections for one token of each sequence; and its update alone."""
+    channels = (2 * HK + HV) * K
+    for batch in (1, 8, 32, 64, 128, 256):
         lens = (1,) * batch
-        x, where = delta_case(lens)
+        x, (state, rows, fresh, cu) = delta_case(lens)
+        mixed, z, a, b = bf16(batch, channels + HV * K + 2 * HV).split([channels, HV * K, HV, HV], 1)
+        conv, conv_state, norm = bf16(channels, 4), state_of(lens, channels, 3)[0].bfloat16(), bf16(K)
+        states = batch * (8 * HV * K * K + 2 * 2 * 3 * channels)
+        moved = states + 2 * batch * (channels + 2 * HV * K) + conv.nbytes
+        projected = (mixed, z, a, b, conv, conv_state, *x[5:], state, norm, rows, fresh, 1e-6)
+        layer = partial(gated_delta_decode, *projected)
+        bench.add("gated delta layer, one token", f"B={batch}", layer, moved)
+        for warps, registers in ((4, None), (8, None), (16, None)) if bench.sweep else ():
+            name = f"gated delta layer, {warps} warps, {registers} registers"
+            bench.add(name, f"B={batch}", partial(layer, warps=warps, registers=registers), moved)
         moved = batch * (8 * HV * K * K + 2 * (2 * HK + 2 * HV) * K)
-        bench.add("gated delta, one token", f"B={batch}", lambda: gated_delta(*x, *where, lens), moved)
-        for tile, warps in ((8, 1), (16, 2), (16, 4), (32, 8), (64, 4), (64, 8)) if bench.sweep else ():
-            out = torch.empty_like(x[2])
-            bench.add(
-                f"gated delta one tile {tile} warps {warps}",
-                f"B={batch}",
-                lambda: run_tokens(*x, out, *where, 1e-6, only_single=True, value_tile=tile, warps=warps),
-                moved,
-            )
+        bench.add("gated delta, one token", f"B={batch}", lambda: gated_delta(*x, state, rows, fresh, cu, lens), moved)
 
 
 def delta_prefill(bench: Bench) -> None:
@@ -42,22 +48,24 @@ def delta_prefill(bench: Bench) -> None:
         x, where = delta_case(lens)
         tokens = sum(lens)
         moved = 2 * tokens * (2 * HK + 2 * HV) * K + 8 * len(lens) * HV * K * K
-        # Per chunk of 64 and head: K K^T, Q K^T, U, W, M X (64 x 64 x K), W S, Q S, X^T K (64 x K x K).
+        # Per chunk of 64 and head: K K^T, Q K^T, T V, T Y, M X (64 x 64 x K), S K, S Q, X^T K (64 x K x K).
         operations = 2 * tokens * HV * (5 * 64 * K + 3 * K * K)
         shape = shape_of(lens)
         bench.add("gated delta, chunks", shape, lambda: gated_delta(*x, *where, lens), moved, operations)
         q, k, v, *gates = x
-        prepare = lambda registers=128: prepare_chunks(q, k, *gates, where[3], len(lens), 1e-6, registers=registers)  # noqa: E731
-        for registers in (128, 168, None) if bench.sweep else (128,):
-            name = f"  its preparation, {registers} registers"
-            bench.add(name, shape, lambda: prepare(registers), moved, operations)
+        prepare = lambda *shape: prepare_chunks(q, k, *gates, where[3], len(lens), 1e-6, *shape)  # noqa: E731
+        bench.add("  its preparation", shape, prepare, moved, operations)
+        programs = ((1, 4, 128), (2, 4, 128), (2, 4, 168), (2, 4, None), (1, 4, 168)) if bench.sweep else ()
+        for shape_of_program in programs:
+            name = "  its preparation {} heads, {} warps, {} registers".format(*shape_of_program)
+            bench.add(name, shape, lambda: prepare(*shape_of_program), moved, operations)
         chunks, out = prepare(), torch.empty_like(v)
         variants = ((64, 4, 3), (64, 4, 2), (64, 4, 1), (128, 8, 3), (128, 8, 2), (32, 4, 3), (32, 4, 2), (32, 2, 3))
         for tile, warps, stages in variants if bench.sweep else variants[:1]:
             bench.add(
                 f"  its scan, tile {tile} warps {warps} x{stages}",
                 shape,
-                lambda: scan_chunks(q, k, v, chunks, None, out, *where, tile, warps, stages),
+                lambda: scan_chunks(q, k, v, chunks, None, out, *where, None, tile, warps, stages),
                 moved,
                 operations,
             )

@@ -40,7 +40,7 @@ class Timer:
     def __init__(self) -> None:
         self._filler = torch.zeros(32 << 20, device="cuda")
 
-    def __call__(self, run: Callable[[], object], budget_ms: float = 60.0) -> float:
+    def __call__(self, run: Callable[[], object], budget_ms: float = 40.0) -> float:
         """Milliseconds per call, the median over replays that take about `budget_ms` together."""
         run()
         once = self._replay_ms(self._capture(run, 1))

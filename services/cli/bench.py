@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.cli import bench_route
 from services.cli.topology import size
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Measures on this machine, with nothing else running.",
     )
     kinds = parser.add_subparsers(title="what", dest="what", required=True, metavar="WHAT")
+    bench_route.add_parser(kinds)
     engine = kinds.add_parser(
         "engine",
         allow_abbrev=False,

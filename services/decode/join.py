@@ -87,6 +87,11 @@ class Handoff:
     def arena(self) -> PeerArena | None:
         return self._arena
 
+    @property
+    def loss(self) -> str:
+        """Why it failed, if the engine did not say: the session is gone, or the peer gave it up."""
+        return "peer" if self._session.live else "session_lost"
+
     def refuse(self, why: str) -> None:
         """Nothing is read from this peer while its session lasts."""
         self._session.refused = why

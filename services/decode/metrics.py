@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from services.decode.emit import Answer
 from twinflow.contracts.errors import TwinflowError
 from twinflow.contracts.requests import RequestStats
-from twinflow.engine.base import Done
+from twinflow.engine.base import DESCRIPTORS, EARLY_BYTES, WAIT_S, Done
 from twinflow.engine.metrics import PeerLabels
 
 ROUTES = ("local", "remote")
@@ -25,12 +25,24 @@ class DecodeMetrics:
         self.tokens = Counter("twinflow_generated_tokens", "Tokens sent to routers", registry=r)
         self.handoffs = Counter("twinflow_handoffs", "Hand-offs by outcome", ["peer", "outcome"], registry=r)
         self.failures = Counter(
-            "twinflow_handoff_failures", "Hand-offs that failed by reason", ["peer", "reason"], registry=r
+            "twinflow_handoff_failures",
+            "Hand-offs that failed by reason and cause",
+            ["peer", "reason", "cause"],
+            registry=r,
         )
         self.bytes = Counter("twinflow_handoff_bytes", "Bytes of confirmed hand-offs", peer, registry=r)
         self.seconds = Counter("twinflow_handoff_seconds", "Seconds of reads of confirmed hand-offs", peer, registry=r)
         self.blocks = Counter("twinflow_handoff_blocks", "Attention blocks of confirmed hand-offs", peer, registry=r)
         self.slots = Counter("twinflow_handoff_slots", "State slots of confirmed hand-offs", peer, registry=r)
+        self.descriptors = Counter(
+            "twinflow_handoff_descriptors", "Ranges read in confirmed hand-offs, coalesced ones once", peer, registry=r
+        )
+        self.early_bytes = Counter(
+            "twinflow_handoff_early_bytes", "Bytes read before the prompt was computed to its end", peer, registry=r
+        )
+        self.wait_seconds = Counter(
+            "twinflow_handoff_wait_seconds", "Seconds that confirmed hand-offs waited for memory here", peer, registry=r
+        )
         self.transport = Gauge(
             "twinflow_handoff_transport_info",
             "1 for the transport of the last hand-off",
@@ -60,21 +72,21 @@ class DecodeMetrics:
         elif answer.cancelled:
             self.handoffs.labels(peer, "cancelled").inc()
         elif done.error_reason:
-            self._failed(peer, answer.outcome)
+            self._failed(peer, answer.outcome, "request")
         else:  # the first token was the last
             self.handoffs.labels(peer, "not_needed").inc()
 
-    def lost(self, worker_id: str, reason: str) -> None:
+    def lost(self, worker_id: str, reason: str, cause: str) -> None:
         """A hand-off failed before it was confirmed; the request goes on elsewhere."""
-        self._failed(self._peers.label(worker_id), reason)
+        self._failed(self._peers.label(worker_id), reason, cause)
 
     def not_taken(self, worker_id: str, error: TwinflowError) -> None:
         """A prefill worker could not be reached or refused the hand-off."""
-        self._failed(self._peers.label(worker_id), error.reason)
+        self._failed(self._peers.label(worker_id), error.reason, "not_taken")
 
-    def _failed(self, peer: str, reason: str) -> None:
+    def _failed(self, peer: str, reason: str, cause: str) -> None:
         self.handoffs.labels(peer, "failed").inc()
-        self.failures.labels(peer, reason).inc()
+        self.failures.labels(peer, reason, cause).inc()
 
     def _moved(self, peer: str, stats: RequestStats) -> None:
         self.handoffs.labels(peer, "confirmed").inc()
@@ -82,6 +94,9 @@ class DecodeMetrics:
         self.seconds.labels(peer).inc(stats.transfer_s)
         self.blocks.labels(peer).inc(stats.blocks_moved)
         self.slots.labels(peer).inc(stats.slots_moved)
+        self.descriptors.labels(peer).inc(stats.extra.get(DESCRIPTORS, 0))
+        self.early_bytes.labels(peer).inc(stats.extra.get(EARLY_BYTES, 0))
+        self.wait_seconds.labels(peer).inc(stats.extra.get(WAIT_S, 0))
         before = self._transports.get(peer)
         if stats.transport and stats.transport != before:
             if before is not None:

@@ -198,7 +198,7 @@ class Requests:
         if handoff is None:
             return
         log.warning("request %s: %s", entry.request.id, notice.message)
-        self.metrics.lost(handoff.worker_id, notice.reason)
+        self.metrics.lost(handoff.worker_id, notice.reason, notice.cause or handoff.loss)
         entry.lost.append(handoff.worker_id)
         entry.answer.faulty_prefill_workers.append(handoff.worker_id)
         if notice.reason == Incompatible.reason:

@@ -247,7 +247,9 @@ def lease_to_pb(offer: Offer, blocks: int, slots: int, now_s: float) -> admin_pb
 
 
 def checkpoint_to_pb(state: OfferedState | None) -> pb.OfferedState | None:
-    return None if state is None else pb.OfferedState(slot=state.slot, checksum=state.checksum, tag=tag_to_pb(state.tag))
+    return (
+        None if state is None else pb.OfferedState(slot=state.slot, checksum=state.checksum, tag=tag_to_pb(state.tag))
+    )
 
 
 def failed(request_id: str, error: TwinflowError) -> pb.HandoffReply:

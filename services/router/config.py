@@ -21,6 +21,9 @@ class RouterConfig:
     grpc_host: str = setting("127.0.0.1", "where workers register")
     grpc_port: int = setting(7000, "0 = a free one")
     fingerprint: str = setting("", "accept only workers of this cache layout (default: any, equal within a hand-off)")
+    admin_token: str = setting(
+        "", "who sends it as a bearer token may read /v1/internal/explain; without one nobody can"
+    )
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
     registry: RegistrySettings = field(default_factory=RegistrySettings)
 
@@ -28,7 +31,9 @@ class RouterConfig:
                           "least_loaded or round_robin")  # fmt: skip
     local_max_tokens: int = setting(256, "a suffix up to this long may be left to the decode worker: with policy cost where "
                                     "that is cheaper, else always; 0 = never where there are prefill workers")  # fmt: skip
-    index_bytes: int = setting(1 << 30, "of the index of what workers hold, reserved as it fills; the oldest entries go first")
+    index_bytes: int = setting(
+        1 << 30, "of the index of what workers hold, reserved as it fills; the oldest entries go first"
+    )
     stall_s: float = setting(10.0, "a worker with running requests that made no step for so long hangs: they are moved")
     max_requests: int = setting(1024, "generations at once; more are shed with 429")
     max_body_bytes: int = setting(32 << 20, "of one HTTP body")

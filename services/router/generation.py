@@ -5,6 +5,7 @@ It is an async generator; closing it (the client left) cancels at the worker at 
 
 import asyncio
 import dataclasses
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -14,22 +15,25 @@ from dataclasses import dataclass, field
 from services.router.config import RouterConfig
 from services.router.dispatch.base import SlowClient, WorkerLost
 from services.router.dispatch.dispatcher import Dispatcher
+from services.router.dispatch.recovery import Recovery
 from services.router.dispatch.stream import Batch, RequestStream
 from services.router.dispatch.submission import submission
 from services.router.metrics import Metrics
 from services.router.schedule.base import Choice, RouteRequest
 from services.router.schedule.choose import choose
+from services.router.schedule.explain import Decisions
 from services.router.schedule.filters import usable_decoders
 from services.router.schedule.limits import reply_tokens
 from services.router.text.reply import Piece, Reply
 from services.router.text.tokenizer import ModelText
+from services.router.view.breakers import is_fault
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import Key, View
-from twinflow.contracts.errors import DeadlineExceeded, Draining, Overloaded, TwinflowError
+from twinflow.contracts.errors import DeadlineExceeded, Overloaded, TwinflowError
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, SamplingParams
 
-MAX_ATTEMPTS = 2
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Job:
     default_tokens: int
     stops: tuple[str, ...] = ()
     cache_salt: str = ""
+    pinned: str = ""  # why the reply cannot go on elsewhere once it has begun, if it cannot
 
 
 @dataclass(slots=True)
@@ -58,6 +63,8 @@ class Outcome:
     first_token_at: float | None = None
     ended_at: float | None = None
     attempts: int = 0
+    max_tokens: int = 0  # of the reply, once a worker was chosen
+    sent: list[int] = field(default_factory=list)  # tokens of the reply so far, whatever worker they came from
     too_slow: bool = False  # the client left too much unread
 
     @property
@@ -79,6 +86,7 @@ class Generator:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._policy = config.scheduling
+        self.decisions = Decisions()
         self._turn = 0
         self._running = 0
 
@@ -89,21 +97,36 @@ class Generator:
     async def run(self, job: Job, outcome: Outcome) -> AsyncGenerator[Piece, None]:
         """Pieces until one has `finish`. Raises the request's error, also after some pieces."""
         async with self._counted(outcome):
-            keys = PromptKeys(pack_tokens(job.prompt), cache_salt=job.cache_salt)
-            excluded: frozenset[Key] = frozenset()
+            prompt = PromptKeys(pack_tokens(job.prompt), cache_salt=job.cache_salt)
+            recovery = Recovery(job.pinned)
+            stop_ids = frozenset(job.sampling.stop_token_ids) | frozenset(self._text.eos_token_ids)
+            reply = Reply(self._text, job.stops, stop_ids)
+            failure: TwinflowError | None = None
             while True:
                 outcome.attempts += 1
-                choice = outcome.choice = self._choose(job, keys, excluded)
                 try:
-                    async with aclosing(self._attempt(job, keys, choice, outcome)) as pieces:
+                    choice = outcome.choice = self._choose(job, prompt, outcome, frozenset(recovery.excluded))
+                except TwinflowError as e:
+                    raise recovery.stranded(failure, e) if failure is not None else e from None
+                try:
+                    async with aclosing(self._attempt(job, prompt, choice, outcome, reply)) as pieces:
                         async for piece in pieces:
                             yield piece
                     return
-                except (WorkerLost, Draining):  # a drain that this router did not know of when it chose
-                    if outcome.first_token_at is not None or outcome.attempts >= MAX_ATTEMPTS:
-                        raise
-                    excluded |= {choice.decode.key}
-                    self._metrics.retries.inc()
+                except TwinflowError as e:
+                    failure = e
+                    recovery.failed(e, choice.decode.key, bool(outcome.sent))
+                    self._note_failure(e, choice, outcome)
+
+    def _note_failure(self, error: TwinflowError, choice: Choice, outcome: Outcome) -> None:
+        """The request goes on elsewhere."""
+        (self._metrics.migrations if outcome.sent else self._metrics.retries).inc()
+        blamed = isinstance(error, WorkerLost) and error.culprit is not None
+        if is_fault(error) and not blamed:
+            self._view.breakers.failed(("", choice.decode.id))
+        log.warning(
+            "a request leaves worker %s after %d tokens: %s", choice.decode.id, len(outcome.sent), error.message
+        )
 
     @asynccontextmanager
     async def _counted(self, outcome: Outcome) -> AsyncIterator[None]:
@@ -132,51 +155,58 @@ class Generator:
                 rest_s = outcome.ended_at - outcome.first_token_at
                 self._metrics.tpot.observe(rest_s / (outcome.completion_tokens - 1))
 
-    def _choose(self, job: Job, keys: PromptKeys, excluded: frozenset[Key]) -> Choice:
+    def _choose(self, job: Job, prompt: PromptKeys, outcome: Outcome, excluded: frozenset[Key]) -> Choice:
+        """Of workers for the prompt and what was sent of the reply. The reply's limit is set by the first choice."""
         self._turn += 1
+        sent = len(outcome.sent)
+        keys = prompt.extended(pack_tokens(outcome.sent)) if sent else prompt
         snapshot = self._view.snapshot(keys)
         route = RouteRequest(
             model=self._config.model_name,
             prompt_tokens=keys.tokens,
-            max_tokens=job.max_tokens or 1,
+            max_tokens=(job.max_tokens or outcome.max_tokens or 1 + sent) - sent,
             tie_seed=random.getrandbits(64),
             turn=self._turn,
             excluded=excluded,
         )
-        if job.max_tokens is None:
+        if not job.max_tokens and not outcome.max_tokens:
             records = [w.record for w in usable_decoders(snapshot, route, self._policy)]
             max_tokens = reply_tokens(records, keys.tokens, job.default_tokens)
             route = dataclasses.replace(route, max_tokens=max_tokens)
         choice = choose(snapshot, route, self._policy)
+        outcome.max_tokens = choice.max_tokens + sent
         self._metrics.chosen(choice)
+        self.decisions.add(attempt_id(job, outcome), keys.tokens, choice)
+        self._view.charge(attempt_id(job, outcome), choice, keys)
         return choice
 
     async def _attempt(
-        self, job: Job, keys: PromptKeys, choice: Choice, outcome: Outcome
+        self, job: Job, prompt: PromptKeys, choice: Choice, outcome: Outcome, reply: Reply
     ) -> AsyncGenerator[Piece, None]:
-        id = f"{job.id}-{outcome.attempts}"
-        sampling = dataclasses.replace(job.sampling, max_tokens=choice.max_tokens)
-        message = submission(id, job.id, keys.packed, keys.root(choice.decode.fingerprint), sampling, choice)
-        self._view.charge(id, choice, keys)
+        id = attempt_id(job, outcome)
+        sampling = dataclasses.replace(job.sampling, max_tokens=outcome.max_tokens)
+        root = prompt.root(choice.decode.fingerprint)
         stream: RequestStream | None = None
         try:
-            stream = self._dispatcher.submit(choice.decode, message)
-            stop_ids = frozenset(job.sampling.stop_token_ids) | frozenset(self._text.eos_token_ids)
-            reply = Reply(self._text, job.stops, stop_ids)
+            stream = self._dispatcher.submit(
+                choice.decode, submission(id, job.id, prompt.packed, root, sampling, choice, outcome.sent)
+            )
             while reply.finish is None:
-                batch = await self._take(stream, outcome)
-                if batch.samples and outcome.first_token_at is None:
-                    outcome.first_token_at = time.monotonic()
-                    self._metrics.ttft.labels(choice.kind.value).observe(outcome.ttft_s or 0.0)
-                    self._view.prefilled(id)
-                piece = reply.push(batch.samples)
+                batch = await self._take(stream)
+                samples = batch.samples
+                if samples:
+                    self._begun(id, choice, outcome)
+                broken = bool(samples) and samples[-1].finish in (FinishReason.ERROR, FinishReason.CANCELLED)
+                samples = samples[:-1] if broken else samples
+                outcome.sent += [s.token_id for s in samples]
+                piece = reply.push(samples)
                 outcome.completion_tokens = reply.completion_tokens
                 outcome.stats = stream.stats
-                if reply.finish in (FinishReason.ERROR.value, FinishReason.CANCELLED.value):
-                    raise WorkerLost(f"worker {choice.decode.id} ended the request early ({reply.finish})")
                 if piece.finish is None:
                     if piece.text or piece.tokens:
                         yield piece
+                    if broken:
+                        raise WorkerLost(f"worker {choice.decode.id} ended the request early")
                     continue
                 if reply.matched_stop and not batch.last:
                     if piece.text or piece.tokens:
@@ -189,10 +219,18 @@ class Generator:
             if stream is not None:
                 outcome.stats, outcome.too_slow = stream.stats, stream.overflowed
                 stream.close()
+            self.decisions.ended(id, outcome.stats)
             self._view.finished(id)
 
-    async def _take(self, stream: RequestStream, outcome: Outcome) -> Batch:
-        if outcome.first_token_at is not None:
+    def _begun(self, id: str, choice: Choice, outcome: Outcome) -> None:
+        """A token came in this attempt."""
+        self._view.prefilled(id)
+        if outcome.first_token_at is None:
+            outcome.first_token_at = time.monotonic()
+            self._metrics.ttft.labels(choice.kind.value).observe(outcome.ttft_s or 0.0)
+
+    async def _take(self, stream: RequestStream) -> Batch:
+        if stream.begun:
             return await stream.take()
         try:
             async with asyncio.timeout(self._config.first_token_s):
@@ -207,3 +245,7 @@ class Generator:
                 while not (await stream.take()).last:
                     pass
         outcome.stats = stream.stats
+
+
+def attempt_id(job: Job, outcome: Outcome) -> str:
+    return f"{job.id}-{outcome.attempts}"

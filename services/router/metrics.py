@@ -30,6 +30,7 @@ class Metrics:
             "twinflow_router_decisions", "Choices by kind and reason", ["kind", "reason"], registry=r
         )
         self.retries = Counter("twinflow_router_retries", "Unstarted requests tried on another worker", registry=r)
+        self.migrations = Counter("twinflow_router_migrations", "Replies that went on at another worker", registry=r)
         self.prompt_tokens = Counter("twinflow_router_prompt_tokens", "Prompt tokens", registry=r)
         self.cached_tokens = Counter("twinflow_router_cached_tokens", "Prompt tokens not computed anywhere", registry=r)
         self.completion_tokens = Counter("twinflow_router_completion_tokens", "Generated tokens", registry=r)

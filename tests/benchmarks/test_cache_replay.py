@@ -160,11 +160,12 @@ def test_the_command_writes_a_row_per_point_and_the_picture_a_panel_per_part(
     cache_replay.main()
     points = [Point(**p) for p in json.loads(out.read_text())]
     printed = capsys.readouterr().out
-    assert [(p.mode, p.gib) for p in points] == [(m, g) for m in ("one at a time", "overlapping") for g in (4, 8)]
+    assert [(p.mode, p.gib) for p in points] == [(m, g) for m in ("one at a time", "overlapping") for g in (4, 8, 4096)]
+    assert [p.holds for p in points] == 2 * [False, False, True]
     for p in points:
         assert f"| made | {p.mode} | {p.gib} | {p.shares['ours']:.2f} |" in printed
         assert all(share <= p.ceiling for share in p.shares.values())
-    assert "unified" in points[2].shares and "unified" not in points[3].shares
+    assert "unified" in points[3].shares and "unified" not in points[4].shares
     svg = ElementTree.fromstring(draw(json.loads(out.read_text())))
     titles = [e.text for e in svg.iter("{http://www.w3.org/2000/svg}text") if e.get("class") == "title"]
     assert titles == ["made"]

@@ -156,6 +156,92 @@ def test_adopt_refuses_another_state(world, wrong):
     world.end_io()
 
 
+# -- a checkpoint besides the running state
+
+
+def received(world, tokens, spare=None):
+    """A hand-off of `tokens`, complete and confirmed, perhaps with room for a checkpoint besides."""
+    holding = world.hold_prefix(world.chain(tokens))
+    assert world.complete(holding)
+    if spare is not None:
+        assert world.take_checkpoint_slot(holding, spare) is not None
+    world.receive(holding)
+    world.cache.commit(holding)
+    return holding
+
+
+def test_a_checkpoint_that_is_received_besides_serves_siblings(world):
+    holding = received(world, range(10), spare=6)
+    assert world.store_checkpoint(holding, 6)
+    assert holding.checkpoint_slot is None
+    world.release(holding, donate=True)
+    assert world.cache.match(world.chain([*range(10), 99])).checkpoints == (6, 10)
+    sibling = world.reserve(world.chain([*range(7), 50, 51]))
+    assert sibling.resumed_tokens == 6
+    world.feed(sibling)
+
+
+def test_a_received_checkpoint_that_is_there_already_is_given_back(world):
+    world.serve(range(6))
+    holding = received(world, range(10), spare=6)
+    assert not world.store_checkpoint(holding, 6)
+    world.release(holding, donate=False)
+    assert counts(world, "state") == {"free": 3, "cached": 1, "held": 0, "doomed": 0}
+
+
+def test_no_checkpoint_is_stored_that_io_may_still_write(world):
+    holding = received(world, range(10), spare=6)
+    late = ([], [holding.checkpoint_slot])
+    world.cache.pin_io(*late)
+    assert not world.store_checkpoint(holding, 6)
+    assert world.cache.match(world.chain(range(10))).checkpoints == ()
+    assert counts(world, "state")["doomed"] == 1
+    world.cache.unpin_io(*late)
+    assert counts(world, "state")["doomed"] == 0
+
+
+def test_a_cancelled_checkpoint_is_doomed_until_its_io_ends(world):
+    holding = received(world, range(10), spare=6)
+    world.release(holding, donate=True)
+    assert counts(world, "state") == {"free": 2, "cached": 1, "held": 0, "doomed": 1}
+    world.end_io()
+    assert counts(world, "state")["doomed"] == 0
+
+
+def test_room_for_a_checkpoint_is_best_effort():
+    world = World(blocks=8, slots=2)
+    running = world.reserve(world.chain([9]), 0)
+    holding = world.hold_prefix(world.chain(range(6)))
+    assert world.complete(holding, 1)
+    assert world.take_checkpoint_slot(holding, 4) is None
+    world.release(running, donate=False)
+    assert world.take_checkpoint_slot(holding, 4) is not None
+    assert world.take_checkpoint_slot(holding, 4) is None  # one at a time
+    while world.doomed_io:
+        world.end_io()
+
+
+def test_a_lent_checkpoint_stays_until_it_is_given_back(world):
+    world.serve(range(6))
+    reader = world.reserve(world.chain([*range(6), 7, 8]), 0)
+    slot = world.lend_checkpoint(reader, 5)
+    assert slot is None  # no state there
+    world.feed(reader, 2)
+    assert world.checkpoint(reader)
+    slot = world.lend_checkpoint(reader, 8)
+    assert slot is not None and world.lend_checkpoint(reader, 8) == slot
+    with pytest.raises(ValueError, match="received"):
+        world.cache.store_checkpoint(reader, StateTag(reader.chain.prefix_hash(8), 8, world.layout.fingerprint()))
+    for i in range(6):  # nothing that comes after evicts it or takes it over
+        world.serve([20 + i, 1, 2, 3, 4], extra=0)
+        world.check()
+    world.serve([*range(6), 7, 8, 9], extra=0)
+    assert world.cache.counts()["state"].held == 2
+    world.release(reader, donate=False)
+    world.settle()
+    assert world.cache.counts()["state"].held == 0
+
+
 # -- limits and misuse
 
 

@@ -48,8 +48,9 @@ class Operations:
 
     def complete(self, i: int, extra: int) -> None:
         for h in self.some(i, lambda h: h.slot is None):
-            if len(h.chain) and len(h.chain) + extra <= self.world.cache.max_request_tokens():
-                self.world.complete(h, extra)
+            fits = 0 < len(h.chain) <= self.world.cache.max_request_tokens() - extra
+            if fits and self.world.complete(h, extra) and extra % 2:
+                self.world.take_checkpoint_slot(h, 1 + extra % len(h.chain))
 
     def extend(self, i: int, extra: int) -> None:
         for h in self.some(i, lambda h: h.slot is not None):
@@ -80,11 +81,29 @@ class Operations:
                 todo = 1
             if todo:
                 feeds.append((h, 1 + tokens[-1] % todo))
-        self.world.step(feeds)
+        keep = feeds[0][0].position + 1 + i % max(1, feeds[0][1] - 1) if feeds else None
+        self.world.step(feeds, keep)
 
     def end_step(self) -> None:
         if self.world.in_flight:
             self.world.end_step()
+
+    def lend(self, i: int) -> None:
+        for h in self.some(i, self.idle):
+            at = self.world.cache.match(h.chain).checkpoints
+            if h.checkpoint_slot is None and at:
+                assert self.world.lend_checkpoint(h, at[i % len(at)]) is not None
+
+    def take_spare(self, i: int) -> None:
+        """A checkpoint besides the state at the end is on its way, too."""
+        for h in self.some(i, self.receiving):
+            if h.checkpoint_slot is None:
+                self.world.take_checkpoint_slot(h, 1 + i % len(h.chain))
+
+    def store_spare(self, i: int) -> None:
+        for h in self.some(i, lambda h: ([], [h.checkpoint_slot]) in self.world.doomed_io):
+            if not self.receiving(h) and not self.world.busy(h):
+                self.world.store_checkpoint(h, 1 + i % h.written_tokens)
 
     def commit(self, i: int) -> None:
         for h in self.some(i, self.idle):
@@ -112,7 +131,7 @@ class Operations:
         self.world.scribble()
 
     def end_failed_io(self, i: int) -> None:
-        held = {h.slot for h in self.world.holdings}
+        held = {s for h in self.world.holdings for s in (h.slot, h.checkpoint_slot)}
         failed = [k for k, (_, slots) in enumerate(self.world.doomed_io) if slots[0] not in held]
         if failed:
             self.world.scribble()
@@ -229,6 +248,10 @@ class CacheMachine(RuleBasedStateMachine):
     def on_one(self, name, i):
         getattr(self.ops, name)(i)
 
+    @rule(name=st.sampled_from(["lend", "take_spare", "store_spare"]), i=INDEX)
+    def beside(self, name, i):
+        getattr(self.ops, name)(i)
+
     @rule(name=st.sampled_from(["end_failed_io", "read_published", "end_read"]), i=INDEX)
     def io(self, name, i):
         getattr(self.ops, name)(i)
@@ -259,7 +282,8 @@ NAMES = (
     + ["hold_prefix", "complete", "receive", "commit", "checkpoint", "finish", "finish", "cancel", "donate_unreceived"]
     + ["launch"] * 4
     + ["end_step"] * 3
-    + ["scribble", "end_failed_io", "read_published", "end_read", "settle"]
+    + ["scribble", "end_failed_io", "read_published", "end_read", "settle", "lend", "lend", "take_spare"]
+    + ["store_spare"] * 4
 )
 
 
@@ -319,5 +343,5 @@ def test_the_model_sees_a_block_and_a_slot_on_the_same_bytes(monkeypatch):
         for seed in range(10):
             run(seed, Operations(24, 2, 4, large_states=True))
 
-    with pytest.raises(AssertionError, match=r"wrong KV|is not the state|of other tokens"):
+    with pytest.raises(AssertionError, match=r"wrong KV|is not the state|of other tokens|does not carry|has changed"):
         runs()

@@ -10,8 +10,10 @@ KV of the token at p is modelled by the hash of tokens [0, p], a state after p t
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from tests.cache.device import Device
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import BlockId, Holding, SlotId
+from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.hybrid import HybridCache
 from twinflow.contracts.events import CacheEvent, EventKind
 from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
@@ -19,7 +21,6 @@ from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
 from twinflow.contracts.tags import StateTag
 
 GARBAGE = b"garbage"
-OVERWRITTEN = b"overwritten by the other side of the arena"
 SMALL_STATE = (2, 3)  # 24 B beside a block of 128 B
 LARGE_STATE = (5, 17)  # 340 B: neither side is a multiple of the other
 
@@ -42,60 +43,6 @@ def make_geometry(layout: CacheLayout, blocks: int, slots: int, block_floor: int
     return ArenaGeometry(total, layout.block_bytes, layout.slot_bytes, blocks, most)
 
 
-class Device:
-    """The arena's content and the compute stream. Implements `Copier`.
-
-    Writing to a block destroys the states of all slots that lie on the same bytes, and the reverse.
-    """
-
-    def __init__(self, geometry: ArenaGeometry, block_tokens: int) -> None:
-        self.block_tokens = block_tokens
-        self.kv: list[list[bytes | None]] = [[None] * block_tokens for _ in range(geometry.blocks)]
-        self.states: list[bytes | None] = [None] * geometry.slots
-        self.slots_on: list[list[int]] = [[] for _ in range(geometry.blocks)]
-        self.blocks_on: list[list[int]] = [[] for _ in range(geometry.slots)]
-        for b in range(geometry.blocks):
-            for s in range(geometry.slots):
-                start, at = geometry.block_offset(b), geometry.slot_offset(s)
-                if start < at + geometry.slot_bytes and at < start + geometry.block_bytes:
-                    self.slots_on[b].append(s)
-                    self.blocks_on[s].append(b)
-        self.stream: deque[Callable[[], None]] = deque()
-        self.copied_blocks: list[tuple[int, int]] = []
-        self.copied_slots: list[tuple[int, int]] = []
-        self.fail_copies = False
-
-    def write_kv(self, block: int, values: "dict[int, bytes | None]") -> None:
-        """`values` by token within the block."""
-        for i, value in values.items():
-            self.kv[block][i] = value
-        for s in self.slots_on[block]:
-            self.states[s] = OVERWRITTEN
-
-    def write_state(self, slot: int, state: bytes | None) -> None:
-        self.states[slot] = state
-        for b in self.blocks_on[slot]:
-            self.kv[b] = [OVERWRITTEN] * self.block_tokens
-
-    def copy_slot(self, source: int, target: int) -> None:
-        self._copied(self.copied_slots, source, target)
-        self.stream.append(lambda: self.write_state(target, self.states[source]))
-
-    def copy_block(self, source: int, target: int) -> None:
-        self._copied(self.copied_blocks, source, target)
-        self.stream.append(lambda: self.write_kv(target, dict(enumerate(self.kv[source]))))
-
-    def run(self, count: int | None = None) -> None:
-        for _ in range(len(self.stream) if count is None else count):
-            self.stream.popleft()()
-
-    def _copied(self, log: list[tuple[int, int]], source: int, target: int) -> None:
-        assert source != target
-        if self.fail_copies:
-            raise RuntimeError("copy failed")
-        log.append((source, target))
-
-
 class World:
     def __init__(
         self,
@@ -115,6 +62,8 @@ class World:
         self.in_flight: deque[tuple[int, int, list[Holding]]] = deque()  # step, stream length at launch, who is in it
         self.doomed_io: list[tuple[list[BlockId], list[SlotId]]] = []  # failed transfers that still write
         self.events: list[CacheEvent] = []
+        self.snapshots: dict[int, int] = {}  # the step that leaves one behind, by id() of its holding
+        self.lent: list[tuple[Holding, SlotId, bytes]] = []
         self.shorter: dict[bytes, bytes] = {}  # hash of all KV ever written → that of the token before
 
     # -- chains
@@ -188,6 +137,31 @@ class World:
         self.cache.adopt(holding, StateTag(holding.chain.prefix_hash(n), n, self.layout.fingerprint()))
         self.expect(holding)
 
+    def lend_checkpoint(self, holding: Holding, position: int) -> SlotId | None:
+        """What is lent stays what it is until the holding is released."""
+        slot = self.cache.lend_checkpoint(holding, position)
+        if slot is not None and (holding, slot) not in [lent[:2] for lent in self.lent]:
+            self.lent.append((holding, slot, holding.chain.prefix_hash(position)))
+        return slot
+
+    def take_checkpoint_slot(self, holding: Holding, position: int) -> SlotId | None:
+        """A transfer into it begins at once."""
+        slot = self.cache.take_checkpoint_slot(holding, position)
+        if slot is not None:
+            self.cache.pin_io([], [slot])
+            self.doomed_io.append(([], [slot]))
+            self.scribble()
+        return slot
+
+    def store_checkpoint(self, holding: Holding, position: int) -> bool:
+        """That transfer succeeds."""
+        name, slot = holding.chain.prefix_hash(position), holding.checkpoint_slot
+        assert slot is not None
+        self.device.write_state(slot, name)
+        self.doomed_io.remove(([], [slot]))
+        self.cache.unpin_io([], [slot])
+        return self.cache.store_checkpoint(holding, StateTag(name, position, self.layout.fingerprint()))
+
     def scribble(self) -> None:
         """Every transfer that has not ended writes garbage to all of its destinations."""
         for blocks, slots in self.doomed_io:
@@ -199,19 +173,27 @@ class World:
     def end_io(self, index: int = 0) -> None:
         self.cache.unpin_io(*self.doomed_io.pop(index))
 
-    def step(self, feeds: Sequence[tuple[Holding, int]]) -> int:
-        """Launches a step that feeds `tokens` more (already in the chain) to each holding."""
+    def step(self, feeds: Sequence[tuple[Holding, int]], keep: int | None = None) -> int:
+        """Launches a step that feeds `tokens` more (already in the chain) to each holding. `keep`: a position that one of
+        them passes, whose state the step leaves behind if the cache wants it."""
         step = self.cache.begin_step()
         for holding, tokens in feeds:
-            self._launch(holding, tokens)
+            slot = None
+            if keep is not None and holding.snapshot_slot is None and 0 < keep - holding.position < tokens:
+                slot = self.cache.open_snapshot(holding, keep, CheckpointKind.INTERVAL)
+            self._launch(holding, tokens, None if slot is None else (slot, keep))
         self.in_flight.append((step, len(self.device.stream), [h for h, _ in feeds]))
         return step
 
     def end_step(self) -> None:
-        step, length, _ = self.in_flight.popleft()
+        step, length, fed = self.in_flight.popleft()
         self.device.run(length)
         self.in_flight = deque((s, n - length, hs) for s, n, hs in self.in_flight)
         self.cache.end_step(step)
+        for holding in fed:
+            if not holding.released and self.snapshots.get(id(holding)) == step:
+                del self.snapshots[id(holding)]
+                self.cache.close_snapshot(holding)
 
     def settle(self) -> None:
         """Ends all steps, then an empty one behind the copies that are still queued."""
@@ -287,6 +269,9 @@ class World:
         self.events += self.cache.drain_events()
         if self.device.stream:
             return
+        self.lent = [each for each in self.lent if not each[0].released]
+        for _, slot, name in self.lent:
+            assert self.device.states[slot] == name, f"slot {slot} is lent and has changed"
         tree = self.cache._tree
         for slot, saved in tree.tails.saved.items():
             assert self.device.states[slot] == saved.name, f"slot {slot} is not the state it is labelled"
@@ -345,19 +330,24 @@ class World:
         kinds = {EventKind.BLOCK_STORED: "block", EventKind.CHECKPOINT_STORED: "checkpoint"}
         return {(kinds[e.kind], e.prefix_hash, e.position) for e in stored}
 
-    def _launch(self, holding: Holding, tokens: int) -> None:
+    def _launch(self, holding: Holding, tokens: int, snapshot: tuple[SlotId, int] | None = None) -> None:
         chain, blocks, slot = holding.chain, list(holding.blocks), holding.slot
         written, start = holding.written_tokens, holding.position
         self.cache.advance(holding, tokens)
         end = holding.position
         values = {p: self.kv_of(chain, p) for p in range(written, end)}
         after = chain.prefix_hash(end)
+        if snapshot is not None:
+            kept, name = snapshot[0], chain.prefix_hash(snapshot[1])
+            self.snapshots[id(holding)] = self.cache._steps.launched
         read = self._reader(holding, written, start)
 
         def run() -> None:
             read()
             for p, value in values.items():
                 self.device.write_kv(blocks[p // self.block_tokens], {p % self.block_tokens: value})
+            if snapshot is not None:
+                self.device.write_state(kept, name)
             self.device.write_state(slot, after)
 
         self.device.stream.append(run)

@@ -94,9 +94,15 @@ def quiet(engine: Engine) -> bool:
 
 @contextlib.asynccontextmanager
 async def run_flow(
-    checkpoint: Path, scheduler: Scheduler | None = None, *, local_max_tokens: int = 0, **engine: object
+    checkpoint: Path,
+    scheduler: Scheduler | None = None,
+    *,
+    local_max_tokens: int = 0,
+    more_decode: tuple[str, ...] = (),
+    **engine: object,
 ) -> AsyncIterator[Flow]:
-    """`local_max_tokens` of the router and the decode worker: by default everything goes through a hand-off."""
+    """`local_max_tokens` of the router and the decode workers: by default everything goes through a hand-off. `more_decode`:
+    names of further decode workers."""
     network = LoopbackNetwork()
     router = Router(
         RouterConfig(
@@ -119,21 +125,28 @@ async def run_flow(
     common = {"router": (router.grpc_address,), "served_model": "toy"}
     p_engine, d_engine = thread(AtPoll()), thread(scheduler or AtPoll())
     p_config = PrefillConfig(engine=settings("p", Role.PREFILL), **common)
-    d_config = DecodeConfig(engine=settings("d", Role.DECODE), local_max_tokens=local_max_tokens, **common)
+    d_engine_of = {name: thread(scheduler or AtPoll()) for name in more_decode}
+
+    def d_config_of(name: str) -> DecodeConfig:
+        return DecodeConfig(engine=settings(name, Role.DECODE), local_max_tokens=local_max_tokens, **common)
 
     def prefill_role(front):
         flow.prefill = PrefillRole(front, p_config.max_open)
         return flow.prefill
 
     def decode_role(front):
-        flow.decode = DecodeRole(front, d_config)
-        return flow.decode
+        role = DecodeRole(front, front.config)
+        flow.decode = role if front.worker_id == "d" else flow.decode
+        return role
 
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(router.stop)
         flow.fronts["p"] = await stack.enter_async_context(open_front(p_config, p_engine, prefill_role))
-        flow.fronts["d"] = await stack.enter_async_context(open_front(d_config, d_engine, decode_role))
+        flow.fronts["d"] = await stack.enter_async_context(open_front(d_config_of("d"), d_engine, decode_role))
         flow.engines = {"p": p_engine.engine, "d": d_engine.engine}
-        counts = router.view.counts
-        await flow.until(lambda: counts()["prefill"] == 1 and counts()["decode"] == 1, "both workers are connected")
+        for name, engine_of in d_engine_of.items():
+            flow.fronts[name] = await stack.enter_async_context(open_front(d_config_of(name), engine_of, decode_role))
+            flow.engines[name] = engine_of.engine
+        counts, decoders = router.view.counts, 1 + len(more_decode)
+        await flow.until(lambda: counts()["prefill"] == 1 and counts()["decode"] == decoders, "workers are connected")
         yield flow

@@ -33,7 +33,7 @@ async def test_the_second_sibling_brings_the_state_and_the_third_runs_here(
 
         second = await complete(flow, sibling(1))
         stats = second["twinflow"]
-        assert (stats["route"], stats["decode_attention_tokens"]) == ("remote", 200)
+        assert stats["route"] == "remote" and JUNCTION <= stats["decode_attention_tokens"] <= len(SHARED)
         assert (stats["blocks_moved"], stats["slots_moved"]) == (2, 2)  # blocks 3 and 4 of 0..4, h(N) and h(192)
         assert stats["bytes_moved"] == 2 * layout.block_bytes + 2 * layout.slot_bytes
 
@@ -53,7 +53,9 @@ async def test_the_second_sibling_brings_the_state_and_the_third_runs_here(
 
 async def test_without_a_slot_the_hand_off_goes_on_without_the_state(checkpoint: Path, oracle: Oracle) -> None:
     """Best effort: every slot of the decode worker is taken by what is worth more, or running."""
-    async with run_flow(checkpoint, local_max_tokens=100, max_running=1, checkpoint_slots=0, cache_bytes=400_000) as flow:
+    async with run_flow(
+        checkpoint, local_max_tokens=100, max_running=1, checkpoint_slots=0, cache_bytes=400_000
+    ) as flow:
         for k in range(3):
             answer = await complete(flow, sibling(k))
             assert answer["choices"][0]["text"] == text_of(flow, oracle(sibling(k), NEW)), k

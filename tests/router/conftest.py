@@ -80,6 +80,12 @@ class Cluster:
         await until(lambda: self.router.view.is_connected(worker.record.key))
         return worker
 
+    async def dial(self, worker: FakeWorker) -> FakeWorker:
+        """One that runs already registers here, too; whoever added it stops it."""
+        worker.register(self.router.grpc_address)
+        await until(lambda: self.router.view.is_connected(worker.record.key))
+        return worker
+
     async def complete(self, prompt: object = "hello there", **fields: object) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"model": "toy", "prompt": prompt} | fields)
 

@@ -23,6 +23,7 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 from twinflow.rpc.v1 import engine_pb2_grpc as rpc
 
 Script = Callable[[pb.Submit], Sequence[int]]
+Out = asyncio.Queue[pb.WorkerMessage | None]
 
 
 def echo(submit: pb.Submit) -> Sequence[int]:
@@ -58,7 +59,8 @@ class FakeWorker(rpc.WorkerServicer):
         self.resyncs = 0
         self.sessions = 0
         self._runs: dict[str, asyncio.Task[None]] = {}
-        self._out: asyncio.Queue[pb.WorkerMessage | None] = asyncio.Queue()
+        self._outs: list[Out] = []  # of the sessions that are up
+        self._registering: list[asyncio.Task[None]] = []
 
     # ---- life ----
 
@@ -70,10 +72,13 @@ class FakeWorker(rpc.WorkerServicer):
         port = channel.bind(self._server, "127.0.0.1", 0)
         await self._server.start()
         self.record = dataclasses.replace(self.record, addresses=(f"127.0.0.1:{port}",))
-        self._registering: asyncio.Task[None] | None = None
         if router_address:
-            registration = DirectRegistration(router_address, lambda: self.record, interval_s=0.1, max_pause_s=0.2)
-            self._registering = asyncio.create_task(registration.run())
+            self.register(router_address)
+
+    def register(self, router_address: str) -> None:
+        """At one router more."""
+        registration = DirectRegistration(router_address, lambda: self.record, interval_s=0.1, max_pause_s=0.2)
+        self._registering.append(asyncio.create_task(registration.run()))
 
     async def stop(self) -> None:
         await self.deregister()
@@ -83,19 +88,21 @@ class FakeWorker(rpc.WorkerServicer):
         del self._server  # part of a reference cycle; grpc wants it gone while its loop lives
 
     async def deregister(self) -> None:
-        if self._registering is not None:
-            self._registering.cancel()
-            await asyncio.gather(self._registering, return_exceptions=True)
+        for task in self._registering:
+            task.cancel()
+        await asyncio.gather(*self._registering, return_exceptions=True)
 
     def break_stream(self) -> None:
-        """Ends the session in the middle of everything."""
-        self._out.put_nowait(None)
+        """Ends the sessions in the middle of everything."""
+        for out in self._outs:
+            out.put_nowait(None)
 
     def emit(self, *events: CacheEvent, load: Load | None = None) -> None:
         step = pb.StepReport(events=[convert.event_to_pb(e) for e in events])
         if load is not None:
             step.load.CopyFrom(convert.load_to_pb(load))
-        self._out.put_nowait(pb.WorkerMessage(step=step))
+        for out in self._outs:
+            out.put_nowait(pb.WorkerMessage(step=step))
 
     # ---- the service ----
 
@@ -107,60 +114,63 @@ class FakeWorker(rpc.WorkerServicer):
             yield pb.WorkerMessage(hello=pb.WorkerHello(record=convert.record_to_pb(self.record), error=error))
             return
         self.sessions += 1
-        self._out = asyncio.Queue()
+        out: Out = asyncio.Queue()
+        self._outs.append(out)
+        runs: set[str] = set()
         yield pb.WorkerMessage(hello=pb.WorkerHello(record=convert.record_to_pb(self.record), protocol=1))
-        tasks = [asyncio.create_task(self._read(request_iterator)), asyncio.create_task(self._beat())]
+        tasks = [asyncio.create_task(self._read(request_iterator, out, runs)), asyncio.create_task(self._beat(out))]
         try:
-            while (message := await self._out.get()) is not None:
+            while (message := await out.get()) is not None:
                 if not self.muted:
                     yield message
         finally:
-            for task in [*tasks, *self._runs.values()]:
+            self._outs.remove(out)
+            for task in [*tasks, *(self._runs.pop(id) for id in runs if id in self._runs)]:
                 task.cancel()
-            self._runs.clear()
 
-    async def _beat(self) -> None:
+    async def _beat(self, out: Out) -> None:
         count = 0
         while True:
             count += 1
-            self._out.put_nowait(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=count)))
+            out.put_nowait(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=count)))
             await asyncio.sleep(0.2)
 
-    async def _read(self, messages) -> None:
+    async def _read(self, messages, out: Out, runs: set[str]) -> None:
         async for message in messages:
             kind = message.WhichOneof("message")
             if kind == "submit":
                 self.submits.append(message.submit)
-                self._runs[message.submit.id] = asyncio.create_task(self._generate(message.submit))
+                runs.add(message.submit.id)
+                self._runs[message.submit.id] = asyncio.create_task(self._generate(message.submit, out))
             elif kind == "cancel":
-                self._cancel(message.cancel.id)
+                self._cancel(message.cancel.id, out)
             elif kind == "resync":
                 self.resyncs += 1
                 sequence, events = self.snapshot
                 snapshot = pb.Snapshot(sequence=sequence, events=[convert.event_to_pb(e) for e in events])
-                self._out.put_nowait(pb.WorkerMessage(snapshot=snapshot))
+                out.put_nowait(pb.WorkerMessage(snapshot=snapshot))
 
-    def _cancel(self, id: str) -> None:
+    def _cancel(self, id: str, out: Out) -> None:
         self.cancels[id] = time.monotonic()
         task = self._runs.pop(id, None)
         if task is not None:
             task.cancel()
-            self._report(id, [], self.stats, Cancelled("cancelled"))
+            self._report(out, id, [], self.stats, Cancelled("cancelled"))
 
-    async def _generate(self, submit: pb.Submit) -> None:
+    async def _generate(self, submit: pb.Submit, out: Out) -> None:
         if self.gate is not None:
             await self.gate.wait()
         if self.error is not None:
-            self._report(submit.id, [], None, self.error)
+            self._report(out, submit.id, [], None, self.error)
             return
         ids = list(self.script(submit))[: submit.sampling.max_tokens]
-        for at in range(0, len(ids), self.tokens_per_step):
+        for at in range(len(submit.forced) // 4, len(ids), self.tokens_per_step):
             if self.die_after is not None and at >= self.die_after:
                 self.break_stream()
                 return
             await asyncio.sleep(self.delay_s)
             step = [self._sample(submit, ids, i) for i in range(at, min(at + self.tokens_per_step, len(ids)))]
-            self._report(submit.id, step, self.stats if step[-1].finish else None)
+            self._report(out, submit.id, step, self.stats if step[-1].finish else None)
         if self.finish_last:
             self._runs.pop(submit.id, None)
 
@@ -176,14 +186,19 @@ class FakeWorker(rpc.WorkerServicer):
         return Sample(ids[i], finish, logprobs)
 
     def _report(
-        self, id: str, samples: Sequence[Sample], stats: RequestStats | None, error: TwinflowError | None = None
+        self,
+        out: Out,
+        id: str,
+        samples: Sequence[Sample],
+        stats: RequestStats | None,
+        error: TwinflowError | None = None,
     ) -> None:
         output = pb.Output(id=id, samples=convert.samples_to_pb(samples))
         if stats is not None:
             output.stats.CopyFrom(convert.stats_to_pb(stats))
         if error is not None:
             output.error.CopyFrom(convert.error_to_pb(error))
-        self._out.put_nowait(pb.WorkerMessage(step=pb.StepReport(outputs=[output])))
+        out.put_nowait(pb.WorkerMessage(step=pb.StepReport(outputs=[output])))
 
 
 async def main() -> None:

@@ -1,8 +1,12 @@
 """Which state is asked for besides a hand-off: one at which a sibling like this prompt could start here."""
 
+from contextlib import AsyncExitStack
+
 import pytest
 
 from services.decode.claim import wanted_checkpoint
+from tests.services.cluster import DecodeClient, open_message
+from tests.services.conftest import Pair
 from twinflow.contracts.groups import GroupKind
 from twinflow.contracts.hits import GroupHit, usable_tokens
 from twinflow.engine.base import Matched
@@ -37,3 +41,21 @@ def test_wanted(reach: int, checkpoints: tuple[int, ...], prompt: int, want: int
 
 def test_nothing_is_wanted_where_nothing_runs_locally() -> None:
     assert wanted_checkpoint(matched(200, (), 201), 64, local_max_tokens=0) == 0
+
+
+@pytest.mark.parametrize(("want", "ok"), [(0, True), (4, True), (8, True), (3, False), (12, False)])
+async def test_what_is_asked_for_lies_at_a_block_inside_the_prompt(
+    pair: Pair, opened: AsyncExitStack, want: int, ok: bool
+) -> None:
+    """The prompt has 10 tokens, a block 4."""
+    client = DecodeClient(pair.p.address, features=("checkpoint",))
+    opened.push_async_callback(client.close)
+    message = open_message("a")
+    message.want_checkpoint_at = want
+    client.open(message)
+    if ok:
+        await client.wait("accepted")
+    else:
+        error = (await client.wait("failed")).error
+        assert (error.reason, error.param) == ("bad_request", "want_checkpoint_at")
+        assert f"want_checkpoint_at={want} must be a multiple of 4 below the 10 prompt tokens" in error.message

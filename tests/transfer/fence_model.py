@@ -1,8 +1,9 @@
 """A prefill and a decode worker around one request, for a search through every order of what can happen.
 
-Real parts on both sides: `Intake`, `LeaseTable`, `Generations` over the loopback transport with the manual scheduler, `plan_pull`,
-and on the decode side the cache itself. Modelled: the network (messages may arrive late, also of a session that is over), the
-prefill worker's memory (reused as soon as no lease names it), and what its reader does after a loss: it tries once more.
+Real parts on both sides: `Intake`, `LeaseTable`, `Generations` over the loopback transport with the manual scheduler,
+`plan_pull`, and on the decode side the cache itself. Modelled: the network (messages may arrive late, also of a session that is
+over), the prefill worker's memory (reused as soon as no lease names it), and what its reader does after a loss: it tries once
+more.
 
 Faults are counted, so that a search can be bounded: a cancel, the loss of the session on either side, a restart of the prefill
 worker, a lease that the prefill side ends, a new generation on either side, a read that fails. A read that copies early, late,
@@ -27,11 +28,11 @@ from twinflow.transfer.base import (
     PullFinished,
     TransferError,
 )
-from twinflow.transfer.generation import make_pull
+from twinflow.transfer.generation import Generation, make_pull
 from twinflow.transfer.generations import Generations, RenewalLimits
 from twinflow.transfer.intake import Intake
 from twinflow.transfer.leases import Ended, LeaseTable, SessionKey
-from twinflow.transfer.loopback import LoopbackNetwork, LoopbackTransport, Manual
+from twinflow.transfer.loopback import LoopbackNetwork, LoopbackTransport, Manual, PostedRead
 from twinflow.transfer.plan import plan_pull, split_posts
 
 LAYOUT = CacheLayout(
@@ -197,6 +198,7 @@ class Model:
         self.to_d: list[Message] = []
         self.whole: set[int] = set()  # numbers of reads that have copied every byte
         self.other: Holding | None = None
+        self.reused = False
         self.cancelled = False
 
     def _agent(self, generation: int) -> LoopbackTransport:
@@ -223,10 +225,10 @@ class Model:
             "deliver to P": bool(self.to_p),
             "deliver to D": bool(self.to_d),
             "P reuses": p.stale,
-            "D reuses": self.other is None and now is None and bool(self.attempts) and self._free_blocks > 0,
+            "D reuses": not self.reused and now is None and bool(self.attempts) and self._free_blocks > 0,
             "D retires": self.transfer.retiring is not None,
             "P closes": len(p.agents) > 1,
-            "poll": any(r.state in ("done", "failed") for r in self.manual.reads) and bool(self.posted),
+            "poll": any(r.state != "posted" for g in self.transfer.live for r in self._unpolled(g)),
         }  # fmt: skip
         faults = {
             "D cancels": now is not None,
@@ -245,10 +247,11 @@ class Model:
     def _reads(self, k: int) -> list[str]:
         """A copy that would change nothing is left out; in part copies the read with the slot, of the hand-off that is on."""
         read = self.manual.reads[k]
-        names = [] if k in self.whole and self._same(k) else [f"copy {k}"]
+        same = self._same(k)
+        names = [] if k in self.whole and same else [f"copy {k}"]
         if k in self.whole:
             names.append(f"done {k}")
-        elif self.current is not None and k == 2 * len(self.attempts) - 1 and read.copies == 0:
+        elif self.current is not None and k == 2 * len(self.attempts) - 1 and not read.copies and not same:
             names.append(f"half {k}")
         return names + ([f"fail {k}"] if self.faults < self.max_faults and self.current is not None else [])
 
@@ -263,6 +266,10 @@ class Model:
             source[r.remote_offset : r.remote_offset + r.length] == ours[r.local_offset : r.local_offset + r.length]
             for r in read.ranges
         )
+
+    def _unpolled(self, generation: Generation) -> Iterable[PostedRead]:
+        assert isinstance(generation.transport, LoopbackTransport)
+        return generation.transport._reads.values()
 
     @property
     def _free_blocks(self) -> int:
@@ -322,7 +329,9 @@ class Model:
         kept = attempt.kept
         want = [right("block", i) for i in range(TOKENS)] + [right("slot", TOKENS)]
         places = self._places(attempt.holding.blocks, [attempt.holding.slot])
-        if kept is not None and WANTED in self.cache.match(self.chain).checkpoints:  # nobody's any more: it may be evicted
+        if (
+            kept is not None and WANTED in self.cache.match(self.chain).checkpoints
+        ):  # nobody's any more: it may be evicted
             want.append(right("slot", WANTED))
             places.append(GEOMETRY.slot_offset(kept))
         for at, data in zip(places, want, strict=True):
@@ -429,7 +438,7 @@ class Model:
 
     def _deliver_to_d(self) -> None:
         m, now = self.to_d.pop(0), self.current
-        if now is None or m.lease != now.lease and m.kind != "confirmed":
+        if now is None or (m.lease != now.lease and m.kind != "confirmed"):
             return
         if m.kind == "confirmed":  # also one of a dead session
             self._execute(now, now.intake.confirmed(m.epoch) if m.lease == now.lease or not self.guard else [])
@@ -466,7 +475,7 @@ class Model:
 
     def _d_reuses(self) -> None:
         """The next request gets everything that is free."""
-        n = self._free_blocks
+        self.reused, n = True, self._free_blocks
         self.other = self.cache.reserve(TokenChain(b"other", 1, pack_tokens(range(100, 100 + n))), n)
         if self.other is not None:
             for at in self._places(self.other.blocks, [self.other.slot]):
@@ -536,7 +545,7 @@ class Model:
             bytes(p.memory), bytes(self.memory), p.incarnation, p.generation, tuple(p.agents), p.lease, p.progress, p.connected,
             p.free, self.faults, self.epoch, self.connected, self.cancelled, tuple(self.to_p), tuple(self.to_d),
             tuple((a.intake.phase, tuple(a.intake._outstanding), a.over, a.used, a.lease) for a in self.attempts),
-            tuple((r.state, k in self.whole) for k, r in enumerate(self.manual.reads)),
-            tuple(self.cache.counts().values()), tuple(map(str, held)), self.other is not None,
+            tuple((r.state, k in self.whole, r.copies > 0) for k, r in enumerate(self.manual.reads)),
+            tuple(self.cache.counts().values()), tuple(map(str, held)), self.reused,
             self.transfer.current.number, self.transfer.retiring is not None, tuple(self.posted),
         )  # fmt: skip

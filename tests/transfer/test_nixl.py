@@ -18,6 +18,7 @@ from tests.transfer.nixl_peer import BLOCK_BYTES, SLOT_BYTES, SLOTS, pattern, se
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.transfer.base import PeerArena, ReadRange, TransferError
 from twinflow.transfer.nixl import NixlTransport, agent_name
+from twinflow.transfer.paths import refuse_tcp
 from twinflow.transfer.plan import plan_pull
 from twinflow.transfer.thread import PullFinished, TransferThread
 
@@ -212,3 +213,22 @@ def test_close_ends_reads_that_are_under_way(peer: Peer, reader: Reader) -> None
 def test_a_post_that_is_too_large_is_refused(reader: Reader) -> None:
     with pytest.raises(TransferError, match="no connection"):
         reader.transport.post(("nobody", "i", 1), [ReadRange(0, 0, 1)])
+
+
+def test_tcp_is_refused_where_rdma_is_required(peer: Peer, path: tuple[str | None, str]) -> None:
+    """With the reason, from the first read on; shared memory is fine."""
+    events: queue.Queue[PullFinished] = queue.Queue()
+    transport = NixlTransport(
+        agent_name("decode-0", str(time.monotonic_ns()), 1), torch.zeros(TOTAL, dtype=torch.uint8)
+    )
+    thread = TransferThread(transport, events.put, path_rule=refuse_tcp)  # type: ignore[arg-type]
+    try:
+        thread.connect(peer.arena)
+        for k in range(2):
+            thread.pull(f"r/{k}", peer.arena.key, plan_pull(GEOMETRY, peer.arena, [(1, 1)], []))
+            event = events.get(timeout=20)
+            assert event.ok == (path[0] != "tcp") and event.refused == (path[0] == "tcp"), event
+            if event.refused:
+                assert "prefill-0 is not read: reads take ucx/tcp and require_rdma is on" in event.error
+    finally:
+        thread.close()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.transfer.nixl_peer import BLOCK_BYTES, SLOT_BYTES
-from tests.transfer.test_nixl import GEOMETRY, TOTAL, Peer
+from tests.transfer.test_nixl import GEOMETRY, Peer
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Holding, SlotId
 from twinflow.cache.hybrid import HybridCache
@@ -169,3 +169,46 @@ def test_a_stopped_peer_costs_a_generation_and_nothing_else(peers: tuple[Peer, P
     finally:
         d.thread.close()
     assert d.thread.in_flight.posts == 0
+
+
+@pytest.mark.parametrize("tls", [None, "tcp"], ids=["default", "tcp"])
+def test_a_peer_with_a_new_agent_is_read_through_either(monkeypatch: pytest.MonkeyPatch, tls: str | None) -> None:
+    """Until it closes the old one: over TCP, reads through that end in an error then. The new one goes on."""
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    if tls:
+        monkeypatch.setenv("UCX_TLS", tls)
+    p, d = Peer(tls, "p1", seed=1), Decode(RenewalLimits())
+    try:
+        d.thread.connect(p.arena)
+        d.pull("old", p.arena, 20)
+        d.until(lambda: d.ok("old"))
+        d.cancel("old")
+        p.conn.send("renew")
+        renewed: PeerArena = p.conn.recv()
+        assert (renewed.generation, renewed.agent_name) == (2, "prefill-0/p1/2")
+        d.thread.connect(renewed)
+        for id, arena in (("new", renewed), ("old again", p.arena), ("new again", renewed)):
+            d.pull(id, arena, 20)
+            d.until(lambda n=id: d.finished(n))
+            assert d.ok(id), d.seen[-1]
+            got = d.arena.storage[GEOMETRY.block_offset(d.pinned[id].blocks[0]) :][:BLOCK_BYTES]
+            assert torch.equal(got, p.bytes[:BLOCK_BYTES])
+            d.cancel(id)
+        p.conn.send("closed")
+        assert p.conn.recv() == "closed"
+        d.pull("too late", p.arena, 20)
+        d.until(lambda: d.finished("too late"))
+        assert d.ok("too late") == (tls is None), (
+            "shared memory is read without the agent's help: only the lease refuses it"
+        )
+        d.thread.disconnect(p.arena.key)
+        d.pull("on", renewed, 20)
+        d.until(lambda: d.finished("on"))
+        assert d.ok("on"), d.seen[-1]
+        d.cancel("too late")
+        d.cancel("on")
+        assert all(c.held == c.doomed == c.pinned_by_io == 0 for c in d.cache.counts().values())
+        d.total()
+    finally:
+        d.thread.close()
+        p.stop()

@@ -18,7 +18,9 @@ def test_restarted_peers_leave_nothing_behind(tls: str) -> None:
     """In a process of its own: UCX_TLS is read once."""
     argv = ["-m", "benchmarks.peer_restarts", "--restarts=40", "--warm=20", f"--tls={tls}"]
     environment = {k: v for k, v in os.environ.items() if k != "UCX_TLS"}
-    done = subprocess.run([sys.executable, *argv], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, *argv], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout)
     print(f"\n{result}")

@@ -3,10 +3,9 @@
 import pytest
 
 from tests.transfer.test_generations import Reader
-from twinflow.transfer.base import PeerKey, PullFinished
+from twinflow.transfer.base import PeerKey, PullFinished, ReadRange
 from twinflow.transfer.generation import Generation, make_pull
 from twinflow.transfer.paths import refuse_tcp
-from twinflow.transfer.base import ReadRange
 
 
 @pytest.mark.parametrize("path", ["ucx/tcp", "ucx/cuda_copy+tcp", "ucx/tcp+cma"])

@@ -64,6 +64,7 @@ class Footprint:
     def work(self, row: Row, context_tokens: float | None = None) -> Work:
         """`context_tokens`: of a decoding sequence on average, where more is known than the row says."""
         token = 2 * self.matrix + STATE_OPERATIONS * self.state_elements
+        moved: float
         if row.kind == "prefill":
             pairs = row.tokens * (row.tokens + 1) / 2
             moved = self.slot_bytes + row.tokens * self.token_bytes

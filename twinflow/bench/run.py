@@ -1,7 +1,8 @@
 """One benchmark of an engine: ceilings, then rows, each beside its floor."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -140,15 +141,11 @@ def cache_bytes_for(layout: CacheLayout, rows: Iterable[Row]) -> int:
     return 2 * slots_for(rows) * layout.slot_bytes + (blocks + 1) * layout.block_bytes
 
 
-def config_for(rows: tuple[Row, ...], model: str, **settings: object) -> EngineConfig:
+def config_for(rows: tuple[Row, ...], model: str, **settings: Any) -> EngineConfig:
     """Of an aggregated worker without a transport, with room for `rows`. `settings` are `EngineConfig`'s; None = as it is
     by default, or for cache_bytes: as much as the rows need."""
-    chosen = {name: value for name, value in settings.items() if value is not None}
     slots = slots_for(rows)
-    chosen = {"max_running": slots, "checkpoint_slots": slots} | chosen
-    config = EngineConfig(model, "bench", "0", Role.BOTH, transport="none", **chosen)  # type: ignore[arg-type]
-    if "cache_bytes" in chosen:
-        return config
-    return EngineConfig(  # type: ignore[arg-type]
-        model, "bench", "0", Role.BOTH, transport="none", cache_bytes=cache_bytes_for(describe(config), rows), **chosen
-    )
+    chosen: dict[str, Any] = {"max_running": slots, "checkpoint_slots": slots, "transport": "none"}
+    chosen |= {name: value for name, value in settings.items() if value is not None}
+    config = EngineConfig(model, "bench", "0", Role.BOTH, **chosen)
+    return config if "cache_bytes" in chosen else replace(config, cache_bytes=cache_bytes_for(describe(config), rows))

@@ -56,13 +56,14 @@ class Holding:
     is valid in `blocks` (hit, received or computed). `position`: the slot's cursor, the tokens fed into the state; it is
     what the state in `slot` stands after. `resumed_tokens`: the position at which `reserve` restored the state.
     `checkpoint_slot` is held besides the running slot: a published checkpoint lent to a reader, or a private slot into which
-    one is being received.
+    one is being received. `snapshot_slot`: one that a launched step writes.
     """
 
     chain: TokenChain
     blocks: list[BlockId] = field(default_factory=list)
     slot: SlotId | None = None
     checkpoint_slot: SlotId | None = None
+    snapshot_slot: SlotId | None = None
     written_tokens: int = 0
     position: int = 0
     resumed_tokens: int = 0
@@ -160,8 +161,17 @@ class Cache(Protocol):
 
     def store_checkpoint(self, holding: Holding, tag: StateTag) -> bool:
         """What was received into the checkpoint slot is confirmed: publishes it, after the blocks below it. False, and
-        the slot is given back, where the tree already has that state. Raises ValueError unless `tag` names a position of this
-        chain with valid KV."""
+        the slot is given back, where the tree already has that state or I/O may still write to it. Raises ValueError unless
+        `tag` names a position of this chain with valid KV, and where nothing was to be received."""
+        ...
+
+    def open_snapshot(self, holding: Holding, position: int, kind: CheckpointKind) -> SlotId | None:
+        """A private slot for the state at `position`, which the step launched next will pass and write there: a checkpoint
+        without ending a chunk. At most one at a time; best effort as `checkpoint`."""
+        ...
+
+    def close_snapshot(self, holding: Holding) -> bool:
+        """That step has landed, and the cursor has moved: publishes the state. False when the tree has one by now."""
         ...
 
     def release(self, holding: Holding, *, donate: bool) -> None:

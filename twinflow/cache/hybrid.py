@@ -9,8 +9,8 @@ one empty step (`begin_step`, event, `end_step`), so that this memory is not wit
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from twinflow.cache.ahead import Ahead
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import BlockId, Copier, Holding, Match, PoolCounts, SlotId
 from twinflow.cache.checkpoints import CheckpointKind
@@ -20,7 +20,7 @@ from twinflow.cache.integrity import check
 from twinflow.cache.mover import Mover
 from twinflow.cache.plan import Plan, Planner, group_hits
 from twinflow.cache.pool import Pool, StepClock
-from twinflow.cache.publish import Publisher
+from twinflow.cache.publish import Live, Publisher
 from twinflow.cache.room import Room
 from twinflow.cache.tree import Found, PrefixTree
 from twinflow.cache.worth import Recency, Worth
@@ -30,14 +30,6 @@ from twinflow.contracts.groups import CacheLayout
 from twinflow.contracts.hashing import TokenChain
 from twinflow.contracts.hits import usable_tokens
 from twinflow.contracts.tags import StateTag
-
-
-@dataclass(slots=True)
-class Live:
-    """An unreleased holding. `saved_tokens`: where its path's deepest checkpoint is that it resumed from or has stored."""
-
-    holding: Holding
-    saved_tokens: int = 0
 
 
 class HybridCache:
@@ -63,6 +55,7 @@ class HybridCache:
         self._evictor = Evictor(self._tree, self._blocks, self._slots, self._policy)
         self._mover = Mover(self._tree, self._blocks, self._slots, self._policy, copier)
         self._room = Room(geometry, self._tree, self._blocks, self._slots, self._evictor, self._policy, self._mover)
+        self._ahead = Ahead(self._tree, self._slots, self._room, self._policy)
         self._planner = Planner(layout, self._tree, self._slots, self._room)
         self._publisher = Publisher(self._tree, self._blocks, self._slots)
         self._live: dict[int, Live] = {}  # unreleased holdings by id(); kept alive by it, so ids are unique
@@ -187,14 +180,14 @@ class HybridCache:
 
     def store_checkpoint(self, holding: Holding, tag: StateTag) -> bool:
         live, slot = self._require(holding), holding.checkpoint_slot
-        if slot is None or not 0 < tag.position <= holding.written_tokens:
+        if slot is None or self._slots.published[slot] or not 0 < tag.position <= holding.written_tokens:
             raise ValueError(
                 f"no state at {tag.position} was received: slot {slot}, KV of {holding.written_tokens} tokens"
             )
         if tag != (expected := StateTag(holding.chain.prefix_hash(tag.position), tag.position, self._fingerprint)):
             raise ValueError(f"received checkpoint is tagged {tag}, expected {expected}")
         self._tick += 1
-        new = self._tree.state_at(holding.chain, tag.position) is None
+        new = self._tree.state_at(holding.chain, tag.position) is None and slot not in self._slots.pins
         if new:
             self._tree.store_state(holding.chain, tag.position, slot)
             self._policy.stored(slot, CheckpointKind.JUNCTION, None, tag.position)
@@ -202,6 +195,14 @@ class HybridCache:
         holding.checkpoint_slot = None
         self._slots.unref(slot, self._tick, retire=False)
         return new
+
+    def open_snapshot(self, holding: Holding, position: int, kind: CheckpointKind) -> SlotId | None:
+        self._tick += 1
+        return self._ahead.open(self._require(holding), position, kind, self._tick)
+
+    def close_snapshot(self, holding: Holding) -> bool:
+        self._tick += 1
+        return self._ahead.close(self._require(holding), self._tick)
 
     def release(self, holding: Holding, *, donate: bool) -> None:
         if holding.released:
@@ -214,7 +215,7 @@ class HybridCache:
             self._policy.stored(stored, CheckpointKind.END, *before)
         for block in reversed(holding.blocks):
             self._blocks.unref(block, self._tick)
-        for slot in (holding.slot, holding.checkpoint_slot):
+        for slot in (holding.slot, holding.checkpoint_slot, holding.snapshot_slot):
             if slot is not None:
                 self._slots.unref(slot, self._tick)
         holding.released = True
@@ -344,10 +345,7 @@ class HybridCache:
         return holding
 
     def _before(self, live: Live) -> tuple[SlotId | None, int]:
-        """The deepest checkpoint that this holding knows of on its path, if it is still there, and how far it is behind."""
-        at, position = live.saved_tokens, live.holding.position
-        slot = self._tree.state_at(live.holding.chain, at) if at else None
-        return (None, position) if slot is None else (slot, position - at)
+        return self._ahead.before(live, live.holding.position)
 
     def _require(self, holding: Holding, *, slot: bool | None = True) -> Live:
         """Raises ValueError for a holding that is released, of another cache, or without (with) a slot."""

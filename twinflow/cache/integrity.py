@@ -22,7 +22,7 @@ def check(
     """Raises AssertionError naming the first thing that is wrong."""
     published = set(tree.blocks())
     _check_pool(blocks, Counter(b for h in holdings for b in h.blocks), published)
-    held_slots = (s for h in holdings for s in (h.slot, h.checkpoint_slot) if s is not None)
+    held_slots = (s for h in holdings for s in (h.slot, h.checkpoint_slot, h.snapshot_slot) if s is not None)
     _check_pool(slots, Counter(held_slots), set(tree.tails.saved))
     for holding in holdings:
         _check_holding(holding, tree, blocks)
@@ -42,7 +42,8 @@ def _check_pool(pool: Pool[U], refs: "Counter[U]", published: set[U]) -> None:
         what, state = f"{pool.name} {u}", UnitState(pool.state[u])
         assert pool.refs[u] == refs[u], f"{what}: {pool.refs[u]} references, but {refs[u]} in holdings"
         assert pool.published[u] == (u in published), f"{what}: published={pool.published[u]} disagrees with the tree"
-        assert state is pool.expected_state(u), f"{what} is {state.name}, not {pool.expected_state(u).name}"
+        expected = UnitState(pool.expected_state(u))
+        assert state is expected, f"{what} is {state.name}, not {expected.name}"
         reclaimable = pool.published[u] and pool.exclusive(u, references=0)
         assert pool.reclaimable[u] == reclaimable, f"{what}: reclaimable={pool.reclaimable[u]}"
         assert pool.published[u] or pool.refs[u] <= 1, f"{what} is private but has {pool.refs[u]} references"

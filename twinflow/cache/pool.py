@@ -26,6 +26,9 @@ class UnitState(IntEnum):
     AWAY = 4  # beyond the boundary: its bytes belong to the other pool
 
 
+FREE, CACHED, HELD, DOOMED, AWAY = map(int, UnitState)  # members of an enumeration are slow to compare
+
+
 class StepClock:
     """Numbers of the forward passes, shared by both pools. Steps in (done, launched] are unfinished."""
 
@@ -47,7 +50,7 @@ class Pool(Generic[U]):
         self.size = size
         self.total = size if total is None else total
         self.unit = unit
-        self.state = bytearray([UnitState.FREE]) * self.total + bytearray([UnitState.AWAY]) * (size - self.total)
+        self.state = bytearray([FREE]) * self.total + bytearray([AWAY]) * (size - self.total)  # of `UnitState`
         self.refs = array("I", bytes(4 * size))
         self.pins: dict[U, int] = {}  # only of pinned units
         self.published = bytearray(size)  # 0 or 1, as the other bytearrays
@@ -64,14 +67,14 @@ class Pool(Generic[U]):
 
     @property
     def free(self) -> int:
-        return self._count[UnitState.FREE]
+        return self._count[FREE]
 
     def counts(self) -> PoolCounts:
         free, cached, held, doomed, _ = self._count
         return PoolCounts(self.total, free, cached, held, doomed, len(self.pins))
 
     def is_free(self, u: U) -> bool:
-        return self.state[u] == UnitState.FREE
+        return self.state[u] == FREE
 
     def span(self, start: int, end: int) -> list[U]:
         """Units `start` to `end`, exclusive."""
@@ -96,7 +99,7 @@ class Pool(Generic[U]):
         skipped: int | None = None
         at = self.lowest
         while len(taken) < count:
-            at = self.state.find(UnitState.FREE, at)
+            at = self.state.find(FREE, at)
             if at < 0:
                 raise ValueError(f"{count} {self.name} units were asked for, {len(taken)} are free")
             u = self.unit(at)
@@ -185,17 +188,17 @@ class Pool(Generic[U]):
         if self._fenced:
             self._fenced = {u: step for u, step in self._fenced.items() if step > self._steps.done}
 
-    def expected_state(self, u: U) -> UnitState:
-        """The state that follows from the unit's facts."""
-        if u >= self.total:
-            return UnitState.AWAY
+    def expected_state(self, u: U) -> int:
+        """The `UnitState` that follows from the unit's facts."""
         if self.refs[u]:
-            return UnitState.HELD
+            return HELD
+        if u >= self.total:
+            return AWAY
         if u in self.pins and not self.published[u]:
-            return UnitState.DOOMED
+            return DOOMED
         if u in self._retired:
-            return UnitState.HELD
-        return UnitState.CACHED if self.published[u] else UnitState.FREE
+            return HELD
+        return CACHED if self.published[u] else FREE
 
     def _settle(self, u: U) -> None:
         before, after = self.state[u], self.expected_state(u)
@@ -203,9 +206,9 @@ class Pool(Generic[U]):
             self.state[u] = after
             self._count[before] -= 1
             self._count[after] += 1
-            if after == UnitState.FREE:
-                self.lowest = min(self.lowest, int(u))
-        reclaimable = bool(self.published[u]) and self.exclusive(u, references=0)
+            if after == FREE and u < self.lowest:
+                self.lowest = int(u)
+        reclaimable = after == CACHED and u not in self.pins
         if reclaimable != self.reclaimable[u]:
             self.reclaimable[u] = reclaimable
             self.reclaimable_count += 1 if reclaimable else -1

@@ -4,9 +4,22 @@ Everything is labelled from the holding's cursor. A unit pinned by I/O is not pu
 still being written.
 """
 
+from dataclasses import dataclass
+
 from twinflow.cache.base import BlockId, Holding, SlotId
+from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.pool import Pool
 from twinflow.cache.tree import PrefixTree
+
+
+@dataclass(slots=True)
+class Live:
+    """An unreleased holding. `saved_tokens`: where its path's deepest checkpoint is that it resumed from or has stored.
+    `snapshot`: position and kind of the one that a launched step writes."""
+
+    holding: Holding
+    saved_tokens: int = 0
+    snapshot: tuple[int, CheckpointKind] | None = None
 
 
 class Publisher:

@@ -174,7 +174,7 @@ class Tails:
         partial = self.partial.pop(block, None)
         if partial is not None:
             here = self._partials[partial.boundary]
-            here.remove((partial.tokens, block))
+            del here[bisect_left(here, (partial.tokens, block))]  # there may be very many short conversations
             if not here:
                 del self._partials[partial.boundary]
         return partial

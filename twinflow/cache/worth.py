@@ -126,6 +126,7 @@ class Worth:
         self._slot_tokens = layout.slot_bytes * layout.block_tokens / layout.block_bytes
         self._class: list[Class] = [(CheckpointKind.END, 0)] * slots.size
         self._gain = [0] * slots.size
+        self._log_share = [0.0] * slots.size  # of the gain: ln(gain / (gain + slot))
         self._before: dict[SlotId, SlotId] = {}
         self._behind: dict[SlotId, list[SlotId]] = {}
         self._chances = Chances()
@@ -142,7 +143,7 @@ class Worth:
         return self._slot(slot) if self._tree.carries(slot) else -math.inf
 
     def expected(self, kind: CheckpointKind, gain_tokens: int, tick: int) -> float:
-        return tick + self.horizon * self._log_worth((kind, 0), gain_tokens)
+        return tick + self.horizon * self._log_worth((kind, 0), self._log_share_of(gain_tokens))
 
     def hit(self, found: Found, resumed: SlotId | None, tick: int) -> None:
         if resumed is not None:
@@ -151,7 +152,7 @@ class Worth:
 
     def stored(self, slot: SlotId, kind: CheckpointKind, before: SlotId | None, gain_tokens: int) -> None:
         self._class[slot] = (kind, 0)
-        self._gain[slot] = gain_tokens
+        self._gains(slot, gain_tokens)
         if before is not None:
             self._before[slot] = before
             self._behind.setdefault(before, []).append(slot)
@@ -163,14 +164,15 @@ class Worth:
             self._behind[before].remove(slot)
             self._behind[before] += behind
         for each in behind:
-            self._gain[each] += self._gain[slot]
+            self._gains(each, self._gain[each] + self._gain[slot])
             if before is None:
                 del self._before[each]
             else:
                 self._before[each] = before
 
     def moved(self, source: SlotId, target: SlotId) -> None:
-        self._class[target], self._gain[target] = self._class[source], self._gain[source]
+        self._class[target] = self._class[source]
+        self._gains(target, self._gain[source])
         before, behind = self._before.pop(source, None), self._behind.pop(source, [])
         if before is not None:
             self._before[target] = before
@@ -197,12 +199,18 @@ class Worth:
         return self._chances.log_of_new + LOG_BARE
 
     def _slot(self, slot: SlotId) -> float:
-        return self._slots.used[slot] + self.horizon * self._log_worth(self._class[slot], self._gain[slot])
+        return self._slots.used[slot] + self.horizon * self._log_worth(self._class[slot], self._log_share[slot])
 
-    def _log_worth(self, which: Class, gain_tokens: int) -> float:
+    def _log_worth(self, which: Class, log_share: float) -> float:
+        return max(self._chances.log_of(which) + log_share, self._log_of_bare)
+
+    def _gains(self, slot: SlotId, tokens: int) -> None:
+        self._gain[slot] = tokens
+        self._log_share[slot] = self._log_share_of(tokens)
+
+    def _log_share_of(self, gain_tokens: int) -> float:
         gain = max(1, gain_tokens)
-        worth = self._chances.log_of(which) + math.log(gain / (gain + self._slot_tokens))
-        return max(worth, self._log_of_bare)
+        return math.log(gain / (gain + self._slot_tokens))
 
 
 LOG_BARE = math.log(BARE_BLOCK)

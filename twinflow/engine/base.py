@@ -24,6 +24,11 @@ from twinflow.contracts.tags import StateTag
 from twinflow.contracts.workers import Load
 from twinflow.transfer.base import GenerationClosed, GenerationOpened, OfferedState, PeerArena, PeerKey
 
+# Of a received hand-off, in `RequestStats.extra`.
+DESCRIPTORS = "handoff_descriptors"  # ranges read
+EARLY_BYTES = "handoff_early_bytes"  # read before the peer had finished the prompt
+WAIT_S = "handoff_wait_s"  # until there was memory here
+
 
 class Mode(Enum):
     LOCAL = "local"  # compute everything here
@@ -206,11 +211,13 @@ class Matched:
 @dataclass(frozen=True, slots=True)
 class HandoffLost:
     """CLAIM: the hand-off failed before it was confirmed, everything received is given up; `Matched` follows with what is
-    held now. A first token that was forwarded is a forced prefix from here on. `reason` as in contracts.errors."""
+    held now. A first token that was forwarded is a forced prefix from here on. `reason` as in contracts.errors; `cause` as in
+    transfer.intake.FailReason where it failed here, "" where the front said so."""
 
     id: str
     reason: str
     message: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

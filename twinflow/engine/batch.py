@@ -12,19 +12,22 @@ import numpy as np
 import torch
 
 from twinflow.cache.arena import ArenaGeometry
+from twinflow.cache.base import SlotId
 from twinflow.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """`tokens` tokens of a sequence, fed from position `start` on. `drawn_ahead`: the one token is still being drawn by a
-    step in flight. `samples`: after it nothing known is left, so the next token is drawn."""
+    step in flight. `samples`: after it nothing known is left, so the next token is drawn. `snapshot`: leave the state after
+    so many of its tokens in this slot."""
 
     sequence: Sequence
     start: int
     tokens: int
     drawn_ahead: bool
     samples: bool
+    snapshot: tuple[int, SlotId] | None = None
 
     @classmethod
     def next_of(cls, sequence: Sequence, tokens: int) -> "Part":
@@ -98,7 +101,7 @@ class Shape:
 
     @property
     def size_bytes(self) -> int:
-        return 8 * (4 * self.tokens + 4 * self.sequences) + 4 * (2 * self.sequences + 1) + self.sequences
+        return 8 * (4 * self.tokens + 5 * self.sequences) + 4 * (3 * self.sequences + 1) + self.sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,9 @@ class Fields:
     """The inputs of a step as views of one buffer: numpy on the host, torch on the device, the same places.
 
     Of T tokens: `ids`, `sources` (row whose drawn token it is, -1 = `ids` holds it), `positions`, `kv_slots`. Of B
-    sequences: `state_rows`, `rows` (of the block tables), `contexts`, `fresh`; `starts` (B + 1,) are the prefix sums of their
-    tokens. Of those that draw, in the first places of B: `logit_rows` (the token behind which they draw), `draw_rows`.
+    sequences: `state_rows`, `rows` (of the block tables), `contexts`, `fresh`, `snapshot_rows` (-1 = none) and
+    `snapshot_after`; `starts` (B + 1,) are the prefix sums of their tokens. Of those that draw, in the first places of B:
+    `logit_rows` (the token behind which they draw), `draw_rows`.
     """
 
     ids: torch.Tensor
@@ -118,8 +122,10 @@ class Fields:
     rows: torch.Tensor
     logit_rows: torch.Tensor
     draw_rows: torch.Tensor
+    snapshot_rows: torch.Tensor
     starts: torch.Tensor
     contexts: torch.Tensor
+    snapshot_after: torch.Tensor
     fresh: torch.Tensor
 
     @classmethod
@@ -128,8 +134,8 @@ class Fields:
         t, b = shape.tokens, shape.sequences
         at = 0
         views = []
-        sizes = [(t, torch.int64)] * 4 + [(b, torch.int64)] * 4
-        for count, dtype in [*sizes, (b + 1, torch.int32), (b, torch.int32), (b, torch.bool)]:
+        sizes = [(t, torch.int64)] * 4 + [(b, torch.int64)] * 5
+        for count, dtype in [*sizes, (b + 1, torch.int32), (b, torch.int32), (b, torch.int32), (b, torch.bool)]:
             size = count * dtype.itemsize
             views.append(buffer[at : at + size].view(dtype))
             at += size
@@ -157,6 +163,10 @@ class Plan:
     @property
     def lens(self) -> tuple[int, ...]:
         return tuple(p.tokens for p in self.parts)
+
+    @property
+    def snapshots(self) -> bool:
+        return any(p.snapshot is not None for p in self.parts)
 
     @property
     def decode_only(self) -> bool:
@@ -195,8 +205,13 @@ def pack(plan: Plan, shape: Shape, into: Fields, geometry: ArenaGeometry, empty_
     views["sources"][:] = -1
     views["ids"][tokens:] = views["positions"][tokens:] = 0
     views["kv_slots"][tokens:] = -1
+    views["snapshot_rows"][:] = -1
+    views["snapshot_after"][:] = 0
     at = 0
-    for part in plan.parts:
+    for i, part in enumerate(plan.parts):
+        if part.snapshot is not None:
+            views["snapshot_after"][i] = part.snapshot[0]
+            views["snapshot_rows"][i] = geometry.slot_row(part.snapshot[1])
         if part.tokens == 1:
             _pack_one(part, at, views)
         else:

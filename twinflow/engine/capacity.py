@@ -15,9 +15,9 @@ from twinflow.cache.arena import ALIGN_BYTES, ArenaGeometry
 from twinflow.contracts.errors import BadRequest, ModelError
 from twinflow.contracts.groups import DTYPE_BYTES, CacheLayout
 from twinflow.contracts.workers import Role
+from twinflow.kernels.base import STATE_CHUNK_TOKENS
 from twinflow.models.shape import ModelShape
 
-STATE_CHUNK_TOKENS = 64  # chunked kernels of state layers keep one state per so many tokens
 LIVE_COPIES = 2  # kernels work on fp32 copies beside 16-bit activations
 GRAPH_BYTES = 32 << 20  # allowance per captured decode graph
 LIBRARY_BYTES = 256 << 20  # allowance for workspaces of matrix libraries, kernels and split attention

@@ -20,8 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def main(config: EngineConfig, pipe: Connection) -> None:
-    """Serves one front over `pipe`. Ctrl-C is the front's to handle: it sends `Shutdown`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Serves one front over `pipe`. Signals are the front's to handle, also those sent to the whole group: it drains, then
+    sends `Shutdown`, and kills what does not end by that."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
     inbox: Inbox = Inbox()
     try:

@@ -55,7 +55,8 @@ class EngineConfig:
     )
     # What a read that does not end has taken comes back only when the agent that posted it is destroyed.
     doomed_limit_bytes: int = setting(
-        0, "memory lost to reads that do not end, above which a new transfer generation frees it; 0 = 1/8 of cache_bytes"
+        0,
+        "memory lost to reads that do not end, above which a new transfer generation frees it; 0 = 1/8 of cache_bytes",
     )
     doomed_limit_s: float = setting(10.0, "the same for its age: a healthy read ends long before")
     generation_drain_s: float = setting(5.0, "how long healthy reads of an old transfer generation have to finish")

@@ -374,13 +374,13 @@ class Engine:
             self._end(sequence, donate=False, error=error)
             return
         self.waiting.remove(sequence)
-        self.pulls.cancel(sequence)
+        cause = self.pulls.cancel(sequence)
         if sequence.holding is not None:
             self.cache.release(sequence.holding, donate=False)
         first, sequence.first, sequence.intake, sequence.peer = sequence.first, None, None, None
         if first is not None:
             sequence.force(first.token_id)
-        self._notices.append(base.HandoffLost(sequence.id, error.reason, error.message))
+        self._notices.append(base.HandoffLost(sequence.id, error.reason, error.message, cause))
         self._claim(sequence)
 
     def _done(self, id: str, stats: RequestStats, error: TwinflowError | None) -> None:

@@ -71,7 +71,9 @@ class FrontConfig:
     metrics_host: str = setting("127.0.0.1", "where GET /metrics is answered")
     metrics_port: int = setting(0, "of GET /metrics, 0 = any free one (see the ready line), -1 = off")
     # Long enough for most answers; a supervisor that kills earlier (docker stop: 10 s, a pod's grace period) cuts it short.
-    drain_s: float = setting(60.0, "how long requests and leases have to end after SIGTERM; what is left then is cut off")
+    drain_s: float = setting(
+        60.0, "how long requests and leases have to end after SIGTERM; what is left then is cut off"
+    )
     served_model: str = setting("", "name that clients use (default: last part of the model's folder or hub id)")
     log_level: str = setting("INFO", "DEBUG, INFO, WARNING or ERROR")
 

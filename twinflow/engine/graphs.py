@@ -21,7 +21,7 @@ PREFILL_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 PREFILL_SEQUENCES = 8  # one of them for padding, unless the tokens fill the rung
 WASTE = 1.5  # a step is not padded beyond this multiple of its tokens, except to the first rung
 
-Forward = Callable[[Fields, Shape, tuple[int, ...], SharedPrefixes | None], torch.Tensor]
+Forward = Callable[[Fields, Shape, tuple[int, ...], SharedPrefixes | None, bool], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ class StepGraphs:
             lens = (
                 (1,) * shape.sequences if shape.is_decode else (1, shape.tokens - 1)
             )  # ready for both kinds of sequences
-            out = forward(fields, shape, lens, shared)
+            out = forward(fields, shape, lens, shared, not shape.is_decode)
             if logits is None:
                 logits = torch.empty_like(out)
             view = logits[: shape.sequences]
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                view.copy_(forward(fields, shape, lens, shared))
+                view.copy_(forward(fields, shape, lens, shared, not shape.is_decode))
             return Captured(shape, buffer, graph, view, shared)
 
         for shape in reversed(ordered):  # the largest first: the others fit into its memory

@@ -20,7 +20,9 @@ def check_request(request: GenerateRequest, ready: Ready, *, generates: bool) ->
     for name, ids in (("logit_bias", [i for i, _ in sampling.logit_bias]), ("stop_token_ids", sampling.stop_token_ids)):
         for token in ids:
             if not 0 <= token < ready.vocab_size:
-                raise BadRequest(f"{name} has token id {token}, the vocabulary ends at {ready.vocab_size - 1}", param=name)
+                raise BadRequest(
+                    f"{name} has token id {token}, the vocabulary ends at {ready.vocab_size - 1}", param=name
+                )
     forced_tokens = len(request.forced) // TOKEN_BYTES
     if sampling.max_tokens <= forced_tokens:
         raise BadRequest(
@@ -34,7 +36,12 @@ def check_request(request: GenerateRequest, ready: Ready, *, generates: bool) ->
     if total > ready.max_model_tokens:
         raise TooLong(f"{what} exceed the model's limit of {ready.max_model_tokens} tokens", param="max_tokens")
     if total > ready.max_request_tokens:
-        raise TooLong(f"{what} exceed this worker's cache of {ready.max_request_tokens} tokens", param="max_tokens")
+        size = ready.block_tokens
+        raise TooLong(
+            f"{what} exceed this worker's cache of {ready.max_request_tokens} tokens: they need {-(-total // size)} blocks "
+            f"of {size} tokens and 1 state slot, it has {ready.max_request_tokens // size} blocks",
+            param="max_tokens",
+        )
 
 
 def check_tokens(name: str, packed: bytes, vocab_size: int) -> None:

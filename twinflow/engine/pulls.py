@@ -128,12 +128,16 @@ class Pulls:
         assert sequence.intake is not None
         self._execute(sequence, sequence.intake.confirmed(sequence.intake.session_epoch))
 
-    def cancel(self, sequence: Sequence) -> None:
-        """The sequence ends: nothing more is posted; what is posted stays pinned until it is terminal."""
-        if sequence.intake is not None:
-            for action in sequence.intake.cancelled():
-                if isinstance(action, intake.CancelPull) and self.transfer is not None:
-                    self.transfer.cancel(action.pull_id)
+    def cancel(self, sequence: Sequence) -> str:
+        """The sequence, or its hand-off, ends: nothing more is posted; what is posted stays pinned until it is terminal.
+        Returns why the hand-off had failed by itself before, "" if it had not."""
+        if sequence.intake is None:
+            return ""
+        cause = sequence.intake.fail_reason
+        for action in sequence.intake.cancelled():
+            if isinstance(action, intake.CancelPull) and self.transfer is not None:
+                self.transfer.cancel(action.pull_id)
+        return cause.value if cause is not None else ""
 
     def forget(self, key: PeerKey) -> None:
         self._refused.pop(key, None)
@@ -200,9 +204,9 @@ class Pulls:
             transport=moved.transport,
             extra={
                 **sequence.stats.extra,
-                "handoff_descriptors": moved.descriptors,
-                "handoff_early_bytes": moved.early_bytes,
-                "handoff_wait_s": moved.waited_s,
+                base.DESCRIPTORS: moved.descriptors,
+                base.EARLY_BYTES: moved.early_bytes,
+                base.WAIT_S: moved.waited_s,
             },
         )
 

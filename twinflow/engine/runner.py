@@ -9,7 +9,7 @@ written. Knows nothing of requests' lives outside the step.
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from twinflow.engine.graphs import StepGraphs, step_shapes
 from twinflow.engine.sampling import Draw, Drawn, Sampler
 from twinflow.engine.sequence import Sequence
 from twinflow.engine.sharing import Sharing
+from twinflow.kernels.base import Snapshots
 from twinflow.kernels.paged_attention.shared import SharedPrefixes
 from twinflow.models.base import ForwardBatch, HybridModel
 
@@ -86,7 +87,7 @@ class Runner:
     @torch.inference_mode()
     def launch(self, parts: Seq[Part]) -> Flight:
         """Queues a step. On an exception the step is over and none of its tokens counts as fed."""
-        plan = Plan.of(parts)
+        plan = Plan.of([self._with_snapshot(p) for p in parts])
         step = self.cache.begin_step()
         try:
             draw = self._queue(plan)
@@ -127,7 +128,7 @@ class Runner:
             of_prompt = max(0, min(part.tokens, sequence.start_tokens - part.start))
             prefill_tokens += of_prompt
             decode_tokens += part.tokens - of_prompt
-            self._advance(sequence, part.tokens)
+            self._advance(sequence, part)
         self.work = Work(
             steps=self.work.steps + 1,
             prefill_tokens=self.work.prefill_tokens + prefill_tokens,
@@ -141,10 +142,21 @@ class Runner:
         self._wait()
         self.cache.end_step(step)
 
-    def _advance(self, sequence: Sequence, tokens: int) -> None:
+    def _with_snapshot(self, part: Part) -> Part:
+        """A state that is to be kept from amid the chunk gets its slot now; where there is none, it is not kept."""
+        sequence, cut = part.sequence, part.sequence.cut
+        if cut is None or not part.start < cut < part.start + part.tokens:
+            return part
         assert sequence.holding is not None
-        self.cache.advance(sequence.holding, tokens)
+        slot = self.cache.open_snapshot(sequence.holding, cut, sequence.cuts.pop(cut))
+        return part if slot is None else replace(part, snapshot=(cut - part.start, slot))
+
+    def _advance(self, sequence: Sequence, part: Part) -> None:
+        assert sequence.holding is not None
+        self.cache.advance(sequence.holding, part.tokens)
         self.cache.commit(sequence.holding)
+        if part.snapshot is not None:
+            self.cache.close_snapshot(sequence.holding)
         if sequence.holding.position == sequence.cut:
             self.cache.checkpoint(sequence.holding, sequence.cuts.pop(sequence.holding.position))
 
@@ -165,7 +177,7 @@ class Runner:
         fields = Fields.of(buffer, shape)
         if shared is not None:
             shared = shared.to(self.device)
-        logits = self._forward(fields, shape, plan.lens, shared, plan.contexts, len(plan.drawing))
+        logits = self._forward(fields, shape, plan.lens, shared, plan.snapshots, plan.contexts, len(plan.drawing))
         return self._draw(plan, fields, logits)
 
     def _fill(self, plan: Plan, shape: Shape, buffer: torch.Tensor) -> None:
@@ -181,6 +193,7 @@ class Runner:
         shape: Shape,
         lens: tuple[int, ...],
         shared: SharedPrefixes | None,
+        snapshots: bool,
         contexts: tuple[int, ...] | None = None,
         draws: int | None = None,
     ) -> torch.Tensor:
@@ -201,6 +214,7 @@ class Runner:
             fresh=fields.fresh,
             logit_rows=fields.logit_rows[:draws],
             host_contexts=contexts,
+            snapshots=Snapshots(fields.snapshot_rows, fields.snapshot_after) if snapshots else None,
             shared=shared,
         )
         return self.model.forward(batch, self.arena)

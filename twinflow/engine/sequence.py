@@ -11,6 +11,7 @@ from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain, unpack_tokens
 from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample, TokenLogprobs
 from twinflow.engine.base import Matched, Mode, Submit
 from twinflow.engine.sampling import ending_ids
+from twinflow.kernels.base import STATE_CHUNK_TOKENS
 from twinflow.transfer.base import PeerArena
 from twinflow.transfer.intake import Intake
 
@@ -64,6 +65,7 @@ class Sequence:
         chain = TokenChain(request.root, block_tokens, request.prompt + request.forced)
         forced = unpack_tokens(request.forced)
         sequence = cls(request, command.mode, chain, Phase.WAITING, generated=forced, have_tokens=have)
+        sequence.want_checkpoint_at = command.want_checkpoint_at
         if have % block_tokens or have > sequence.start_tokens:
             raise BadRequest(f"have_tokens={have} is no whole number of this prompt's blocks")
         return sequence
@@ -108,7 +110,7 @@ class Sequence:
     @property
     def can_feed(self) -> bool:
         """Whether the next step may take it: something is left to feed, the draw in flight is not its last one, and the
-        step in flight does not end where its state is kept (the copy must come before the next token changes it)."""
+        step in flight does not end where its state is to be kept (the copy must come before the next token changes it)."""
         if self.flying_tokens:
             if self.flying_draws and (
                 self.mode is Mode.OFFER or len(self.generated) + self.flying_draws >= self.request.sampling.max_tokens
@@ -120,8 +122,19 @@ class Sequence:
 
     @property
     def cut(self) -> int | None:
-        """The next position at which a chunk ends so that its state can be kept."""
+        """The next position whose state is to be kept."""
         return next(iter(self.cuts), None)
+
+    @property
+    def chunk_end(self) -> int | None:
+        """The position that the next chunk must not cross: the next cut, or the one after it where the next one can be kept
+        in passing. Kernels leave a state behind at whole chunks of theirs, one in a step, and one slot is waited for at a
+        time."""
+        assert self.holding is not None
+        first, second, *_ = [*self.cuts, None, None]
+        if first is None or self.holding.snapshot_slot is not None or (first - self.fed_tokens) % STATE_CHUNK_TOKENS:
+            return first
+        return second
 
     def plan_cuts(self, interval_tokens: int) -> None:
         """Once its states can be computed here, from the holding's position on: where they are worth keeping."""

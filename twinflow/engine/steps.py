@@ -71,7 +71,7 @@ class Steps:
         ready = [s for s in self.running.values() if s.can_feed]
         if not ready:
             return False
-        views = [SequenceView(s.id, s.fed_tokens, s.known_tokens, s.cut) for s in ready]
+        views = [SequenceView(s.id, s.fed_tokens, s.known_tokens, s.chunk_end) for s in ready]
         plan = plan_step(views, self._config.step_tokens, self._config.chunk_tokens)
         parts = [Part.next_of(self.running[c.id], c.tokens) for c in plan]
         try:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+STATE_CHUNK_TOKENS = 64  # chunked kernels of state layers pass a state on, and can leave one behind, after so many tokens
+
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
@@ -18,8 +20,8 @@ class HeadNorm:
 @dataclass(frozen=True, slots=True)
 class Snapshots:
     """States to keep from amid the tokens of a batch of B sequences: rows (B,) int64, the pool row that gets the state, -1 =
-    none; after (B,) int32, tokens of the sequence in this batch after which it is taken, a multiple of 64 below their
-    number."""
+    none; after (B,) int32, tokens of the sequence in this batch after which it is taken, a multiple of
+    `STATE_CHUNK_TOKENS` below their number."""
 
     rows: torch.Tensor
     after: torch.Tensor
@@ -47,6 +49,7 @@ class KernelSet:
     paged_attention: Callable[..., torch.Tensor]
     causal_conv1d: Callable[..., torch.Tensor]
     gated_delta: Callable[..., torch.Tensor]
+    gated_delta_decode: Callable[..., torch.Tensor]
     mamba2_ssd: Callable[..., torch.Tensor]
     sample_tokens: Callable[..., torch.Tensor]
     token_logprobs: Callable[..., tuple[torch.Tensor, torch.Tensor]]

@@ -50,6 +50,7 @@ def reference_kernels() -> KernelSet:
         paged_attention=attention.paged_attention,
         causal_conv1d=conv.causal_conv1d,
         gated_delta=delta.gated_delta,
+        gated_delta_decode=delta.gated_delta_decode,
         mamba2_ssd=ssd.mamba2_ssd,
         sample_tokens=sampling.sample_tokens,
         token_logprobs=sampling.token_logprobs,
@@ -60,6 +61,7 @@ def triton_kernels() -> KernelSet:
     """Triton everywhere. Raises ImportError where triton is missing."""
     from twinflow.kernels.attention_inputs import triton as inputs
     from twinflow.kernels.causal_conv1d import triton as conv
+    from twinflow.kernels.gated_delta_rule import decode as delta_decode
     from twinflow.kernels.gated_delta_rule import triton as delta
     from twinflow.kernels.gated_group_norm import triton as group_norm
     from twinflow.kernels.gating import triton as gating
@@ -86,6 +88,7 @@ def triton_kernels() -> KernelSet:
         paged_attention=attention.paged_attention,
         causal_conv1d=conv.causal_conv1d,
         gated_delta=delta.gated_delta,
+        gated_delta_decode=delta_decode.gated_delta_decode,
         mamba2_ssd=ssd.mamba2_ssd,
         sample_tokens=sampling.sample_tokens,
         token_logprobs=sampling.token_logprobs,

@@ -88,8 +88,9 @@ class GenerationOpened:
 
 @dataclass(frozen=True, slots=True)
 class GenerationClosed:
-    """That agent is gone: none of its reads writes any more, none of it can be read. `pulls` of it were ended by that, their
-    destinations are `freed_bytes`; their `PullFinished` came before this."""
+    """That agent is gone: none of its reads writes any more, and what peers read through it counts no more (over some paths
+    they still could: leases refuse it). `pulls` of it were ended by that, their destinations are `freed_bytes`; their
+    `PullFinished` came before this."""
 
     generation: int
     pulls: int

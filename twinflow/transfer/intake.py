@@ -140,6 +140,7 @@ class Intake:
     session_epoch: int = 0
 
     phase: Phase = Phase.OPEN
+    fail_reason: FailReason | None = None
     moved: Moved = field(default_factory=Moved)
     _finished: bool = False
     _verifying: bool = False
@@ -374,5 +375,6 @@ class Intake:
     def _fail(self, reason: FailReason, message: str) -> list[Action]:
         if self.over:
             return []
+        self.fail_reason = reason
         self.phase = Phase.FAILED if self._outstanding else Phase.TERMINAL
         return [*(CancelPull(p) for p in self._outstanding), Fail(reason, message)]

@@ -38,6 +38,7 @@ def quiet_environment() -> None:
     # Left to itself UCX reads another process's GPU memory directly only where it sees NVLinks; on a card without any, READs
     # would go through TCP without a word, at a thousandth of the speed.
     os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # as that one is where there is no GPU
     if os.environ.get(SHOW_LOGS):
         return
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")

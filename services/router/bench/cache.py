@@ -40,8 +40,8 @@ class SimCache:
                 usable = k * size
                 break
         last = min(reach + size, prompt.tokens) - 1
-        inside = [p for p in self._tails if max(usable, reach - 1) < p <= last]
-        tail = max((p for p in inside if (True, prompt.prefix_hash(p)) in self._entries), default=0)
+        inside = (p for p in range(last, max(usable, reach), -1) if p in self._tails)
+        tail = next((p for p in inside if (True, prompt.prefix_hash(p)) in self._entries), 0)
         return Found(max(reach, tail), max(usable, tail))
 
     def store(self, prompt: RunPrompt, states: "tuple[int, ...]" = ()) -> None:

@@ -27,7 +27,7 @@ class RunPrompt(PromptKeys):
         self.tokens = sum(r.tokens for r in runs)
         self._block_tokens = block_tokens
         self._root = root_hash(fingerprint)
-        self._hashes = list(before._hashes) if before is not None else []
+        self._hashes: list[bytes] = list(before._hashes) if before is not None else []
         for k in range(len(self._hashes), self.tokens // block_tokens):
             ids = self._ids(k * block_tokens, (k + 1) * block_tokens)
             self._hashes.append(block_hash(self._parent(k), ids))

@@ -5,7 +5,7 @@ prefill workers. What it sheds is shed before any worker is looked at.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from services.router.bench.cache import SimCache
@@ -35,12 +35,13 @@ class Setup:
 
     prefill: int = 4
     decode: int = 4
-    cache_bytes: int = 64 << 30  # of each worker
+    cache_bytes: int = 112 << 30  # of each worker
     block_tokens: int = 512  # nothing finer is shared in these traces
     token_bytes: int = 32_768
     slot_bytes: int = 51_511_296
     decode_slots: int = 256
-    burst_s: float = 10.0  # of work that may wait, per prefill worker
+    admitted: float = 0.85  # of the prefill workers' time: work beyond that is shed
+    burst_s: float = 2.0  # of such work that may wait, per prefill worker
     timing: Timing = field(default_factory=Timing)
     disturbance: Disturbance = field(default_factory=Disturbance)
     seed: int = 0
@@ -78,12 +79,14 @@ class Workload:
     starts_s: list[float]
     sessions: list[list[Asked]]
     work_s: float
+    span_s: float  # of the trace, which a replay stretches as a whole
 
 
 def prepare(sessions: Sequence[Session], setup: Setup) -> Workload:
     """Hashes every prompt once and measures the work."""
     made = [_asked(number, session, setup) for number, session in enumerate(sessions)]
-    together = SimCache(setup.record("all", Role.PREFILL), setup.prefill * setup.cache_bytes)
+    free = replace(setup.record("all", Role.PREFILL), slot_bytes=0)
+    together = SimCache(free, setup.prefill * setup.cache_bytes)
     order = []
     for session, asked in zip(sessions, made, strict=True):
         at_s = session.start_s
@@ -94,9 +97,13 @@ def prepare(sessions: Sequence[Session], setup: Setup) -> Workload:
         usable = together.match(each.prompt).usable_tokens
         each.work_s = setup.timing.prefill_s(usable, each.prompt.tokens - usable)
         size = setup.block_tokens
-        together.store(each.whole, ((each.prompt.tokens - 1) // size * size, each.whole.tokens - 1))
+        boundaries = tuple(
+            range(size, each.prompt.tokens, size)
+        )  # a state at every one, so that nothing is out of reach
+        together.store(each.whole, (*boundaries, each.whole.tokens - 1))
         together.events.clear()
-    return Workload([s.start_s for s in sessions], made, sum(each.work_s for _, each in order))
+    starts, times = [s.start_s for s in sessions], [at_s for at_s, _ in order]
+    return Workload(starts, made, sum(each.work_s for _, each in order), max(times) - min(starts))
 
 
 def _asked(number: int, session: Session, setup: Setup) -> list[Asked]:
@@ -124,6 +131,7 @@ class Replay:
         self._turn = 0
         self._bucket_s, self._bucket_at_s = 0.0, 0.0
         self.span_s = workload.work_s / (load * setup.prefill)
+        self._stretch = self.span_s / workload.span_s if workload.span_s else 1.0
         for role, count in ((Role.PREFILL, setup.prefill), (Role.DECODE, setup.decode)):
             for i in range(count):
                 self._add(setup.record(f"{role.value}-{i}", role))
@@ -153,7 +161,7 @@ class Replay:
     def _begin(self, session: Sequence[Asked]) -> None:
         """Sessions are admitted as a whole, so that what is asked does not depend on the policy."""
         now, setup = self.clock(), self._setup
-        self._bucket_s = max(0.0, self._bucket_s - (now - self._bucket_at_s) * setup.prefill)
+        self._bucket_s = max(0.0, self._bucket_s - (now - self._bucket_at_s) * setup.prefill * setup.admitted)
         self._bucket_at_s = now
         work_s = sum(each.work_s for each in session)
         if self._bucket_s + work_s > setup.burst_s * setup.prefill:
@@ -186,7 +194,7 @@ class Replay:
         self.view.finished(each.id)
         self.view.learn(each.choice, each.stats, each.reply_tokens)
         if index + 1 < len(session):
-            self.clock.after(session[index + 1].delay_s, lambda: self._ask(session, index + 1))
+            self.clock.after(self._stretch * session[index + 1].delay_s, lambda: self._ask(session, index + 1))
 
     @property
     def workers(self) -> list[SimWorker]:

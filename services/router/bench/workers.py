@@ -13,6 +13,7 @@ from services.router.bench.cache import SimCache
 from services.router.bench.clock import VirtualClock
 from services.router.bench.prompt import RunPrompt
 from services.router.bench.timing import Timing
+from twinflow.cache.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
 from twinflow.contracts.requests import FinishReason, RequestStats, Sample
 from twinflow.contracts.workers import Load, Pace, WorkerRecord
 from twinflow.rpc import convert
@@ -41,6 +42,7 @@ class _Prompt:
     task: Task
     done: Callable[[], None]
     have_tokens: int = 0  # as matched when it came, and again when it begins
+    reach_tokens: int = 0
     begun_s: float = 0.0
     ends_s: float = 0.0
 
@@ -48,9 +50,7 @@ class _Prompt:
 class SimWorker:
     """What both roles share: a queue of prompts, computed in order, and reports."""
 
-    def __init__(
-        self, record: WorkerRecord, cache_bytes: int, timing: Timing, clock: VirtualClock, send: Send
-    ) -> None:
+    def __init__(self, record: WorkerRecord, cache_bytes: int, timing: Timing, clock: VirtualClock, send: Send) -> None:
         self.record = record
         self.cache = SimCache(record, cache_bytes)
         self._timing = timing
@@ -71,7 +71,8 @@ class SimWorker:
 
     def _begin(self) -> None:
         prompt = self._prompts[0]
-        prompt.have_tokens = self.cache.match(prompt.task.prompt).usable_tokens
+        found = self.cache.match(prompt.task.prompt)
+        prompt.have_tokens, prompt.reach_tokens = found.usable_tokens, found.reach_tokens
         tokens = prompt.task.prompt.tokens - prompt.have_tokens
         prompt.begun_s = self._clock()
         prompt.ends_s = prompt.begun_s + self._timing.prefill_s(prompt.have_tokens, tokens)
@@ -83,22 +84,23 @@ class SimWorker:
         self._busy_s += prompt.ends_s - prompt.begun_s
         self._computed += task.prompt.tokens - have
         self._chunks += 1
-        self.cache.store(task.prompt, self._states(task.prompt, have))
-        self.computed(task, have)
+        self.cache.store(task.prompt, self._states(prompt))
+        self.computed(task, have, prompt.reach_tokens)
         if self._prompts:
             self._begin()
         prompt.done()
         self.report()
 
-    def _states(self, prompt: RunPrompt, have_tokens: int) -> tuple[int, ...]:
-        """At the last block boundary to resume from, and where attention reached deeper than any state."""
-        size = self.record.block_tokens
-        boundary = (prompt.tokens - 1) // size * size
-        junction = min(self.cache.match(prompt).reach_tokens // size * size, boundary)
-        return tuple(p for p in {boundary, junction} if p > have_tokens)
+    def _states(self, prompt: _Prompt) -> tuple[int, ...]:
+        """Where a real worker keeps them."""
+        record, tokens = self.record, prompt.task.prompt.tokens
+        interval = -(-INTERVAL_STATE_SHARE * record.slot_bytes // record.block_bytes) * record.block_tokens
+        return tuple(
+            checkpoint_positions(prompt.have_tokens, prompt.reach_tokens, tokens, record.block_tokens, interval)
+        )
 
-    def computed(self, task: Task, have_tokens: int) -> None:
-        """A prompt is computed, `have_tokens` of it were there."""
+    def computed(self, task: Task, have_tokens: int, reach_tokens: int) -> None:
+        """A prompt is computed, `have_tokens` of it were there; attention alone had `reach_tokens`."""
         raise NotImplementedError
 
     # ---- reports ----
@@ -135,12 +137,11 @@ class SimWorker:
 
 
 class SimPrefill(SimWorker):
-    def computed(self, task: Task, have_tokens: int) -> None:
-        reach = self.cache.match(task.prompt).reach_tokens
+    def computed(self, task: Task, have_tokens: int, reach_tokens: int) -> None:
         task.stats = replace(
             task.stats,
             prefill_worker=self.record.id,
-            prefill_attention_tokens=reach,
+            prefill_attention_tokens=reach_tokens,
             prefill_resumed_tokens=have_tokens,
             cached_tokens=have_tokens,
         )
@@ -194,7 +195,7 @@ class SimDecode(SimWorker):
         begun_s, peer = self._clock(), self._prefill[message.candidates[0].worker_id]
         peer.compute(task, lambda: self._computed_there(task, begun_s, missing))
 
-    def computed(self, task: Task, have_tokens: int) -> None:
+    def computed(self, task: Task, have_tokens: int, reach_tokens: int) -> None:
         task.stats = replace(task.stats, decode_resumed_tokens=have_tokens, cached_tokens=have_tokens)
 
     def _computed_there(self, task: Task, begun_s: float, missing_bytes: int) -> None:

@@ -2,11 +2,18 @@
 
 from twinflow.contracts.errors import HandoffFailed, TwinflowError
 
+Key = tuple[str, str]  # worker id, incarnation
+
 
 class WorkerLost(HandoffFailed):
-    """The decode worker's session ended with the request inside."""
+    """A worker was lost with the request inside: its session ended, or it makes no steps any more."""
 
     reason = "worker_lost"
+
+    def __init__(self, message: str, *, param: str | None = None, culprit: Key | None = None) -> None:
+        """`culprit` if it is another worker than the one that was asked."""
+        super().__init__(message, param=param)
+        self.culprit = culprit
 
 
 class SlowClient(TwinflowError):

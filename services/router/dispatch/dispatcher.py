@@ -7,10 +7,10 @@ ends well.
 import asyncio
 import logging
 
-from services.router.dispatch.base import WorkerLost
+from services.router.dispatch.base import Key, WorkerLost
 from services.router.dispatch.link import LinkSettings, WorkerLink
 from services.router.dispatch.stream import RequestStream
-from services.router.view.view import Key, View
+from services.router.view.view import View
 from twinflow.contracts.workers import WorkerRecord
 from twinflow.node.registry.base import ChangeKind, Registry
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -18,6 +18,7 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 log = logging.getLogger(__name__)
 
 RETIRE_POLL_S = 0.2
+WATCH_S = 0.5  # between looks at who makes no steps
 
 
 class Dispatcher:
@@ -44,7 +45,7 @@ class Dispatcher:
         return link.submit(message)
 
     async def run(self) -> None:
-        reaper = asyncio.create_task(self._reap())
+        helpers = [asyncio.create_task(self._reap()), asyncio.create_task(self._watch_steps())]
         try:
             async for change in self._registry.watch():
                 if change.kind is ChangeKind.LEFT:
@@ -55,7 +56,7 @@ class Dispatcher:
                     self._view.put(change.record)
                     self._open(change.record)
         finally:
-            tasks = [reaper, *self._tasks.values()]
+            tasks = [*helpers, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -68,6 +69,21 @@ class Dispatcher:
         elif link.connected and not self._view.is_connected(record.key):  # registered again, its session went on
             self._view.set_connected(record.key, True)
             link.resync()
+
+    async def _watch_steps(self) -> None:
+        """A worker whose heart beats but whose engine makes no step is as good as lost to the requests inside."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for key, link in list(self._links.items()):
+                silent_s = self._view.stalled_s(key)
+                if silent_s:
+                    self._on_stall(key, link, silent_s)
+
+    def _on_stall(self, key: Key, link: WorkerLink, silent_s: float) -> None:
+        what = f"worker {key[0]} has made no step for {silent_s:.1f} s while requests run there"
+        link.give_up(WorkerLost(what))
+        for other in self._links.values():
+            other.give_up(WorkerLost(what, culprit=key), prefill=key)
 
     async def _reap(self) -> None:
         while True:

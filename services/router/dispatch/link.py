@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from grpc import aio
 
-from services.router.dispatch.base import WorkerLost
+from services.router.dispatch.base import Key, WorkerLost
 from services.router.dispatch.reports import Reports
 from services.router.dispatch.stream import BUFFER_TOKENS, RequestStream
 from services.router.view.view import View
@@ -65,7 +65,11 @@ class WorkerLink:
         if self._out is None:
             raise WorkerLost(f"worker {self.record.id} is not connected")
         id = message.id
-        stream = RequestStream(id, lambda: self._cancel(id), lambda: self._forget(id), self._settings.buffer_tokens)
+        first = next(iter(message.candidates), None)
+        prefill = (first.worker_id, first.incarnation) if first is not None else None
+        stream = RequestStream(
+            id, lambda: self._cancel(id), lambda: self._forget(id), self._settings.buffer_tokens, prefill
+        )
         self._streams[id] = stream
         self._send(pb.RouterMessage(submit=message))
         return stream
@@ -74,12 +78,18 @@ class WorkerLink:
         """Asks for all of the worker's cache contents."""
         self._send(pb.RouterMessage(resync=pb.Resync()))
 
+    def give_up(self, error: WorkerLost, prefill: Key | None = None) -> None:
+        """Fails all requests, or those that wait for their prompt from this prefill worker."""
+        for stream in list(self._streams.values()):
+            if prefill is None or (stream.prefill == prefill and not stream.begun):
+                stream.cancel()
+                stream.fail(error)
+
     async def run(self) -> None:
         pause_s, last_problem = 0.1, ""
         while True:
             problem, was_up = await self._dial()
-            for stream in list(self._streams.values()):
-                stream.fail(WorkerLost(f"decode worker {self.record.id} was lost: {problem}"))
+            self.give_up(WorkerLost(f"decode worker {self.record.id} was lost: {problem}"))
             if was_up or problem != last_problem:
                 log.warning("no session with worker %s at %s: %s", self.record.id, self.record.addresses[0], problem)
             pause_s = 0.1 if was_up else min(2 * pause_s, MAX_PAUSE_S)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.router.dispatch.base import SlowClient
+from services.router.dispatch.base import Key, SlowClient
 from twinflow.contracts.errors import TwinflowError
 from twinflow.contracts.requests import RequestStats, Sample
 
@@ -22,8 +22,18 @@ class Batch:
 class RequestStream:
     """Made by `WorkerLink.submit`. The taker must `close` it; closing an unfinished one cancels upstream."""
 
-    def __init__(self, id: str, cancel_upstream: Callable[[], None], forget: Callable[[], None], limit_tokens: int):
+    def __init__(
+        self,
+        id: str,
+        cancel_upstream: Callable[[], None],
+        forget: Callable[[], None],
+        limit_tokens: int,
+        prefill: Key | None = None,
+    ) -> None:
+        """`prefill`: the worker that is expected to compute the prompt, if it is another one."""
         self.id = id
+        self.prefill = prefill
+        self.begun = False  # a token came
         self._cancel_upstream = cancel_upstream
         self._forget = forget
         self._limit_tokens = limit_tokens
@@ -39,6 +49,7 @@ class RequestStream:
         """More buffered tokens than the limit: the client is too slow, the request is cancelled."""
         if self._over:
             return
+        self.begun = self.begun or bool(samples)
         self._samples.extend(samples)
         if samples and samples[-1].finish is not None:
             self._end()

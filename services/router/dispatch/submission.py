@@ -10,7 +10,13 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 
 
 def submission(
-    id: str, idempotency_id: str, prompt: bytes, root: bytes, sampling: SamplingParams, choice: Choice, sent: Sequence[int] = ()
+    id: str,
+    idempotency_id: str,
+    prompt: bytes,
+    root: bytes,
+    sampling: SamplingParams,
+    choice: Choice,
+    sent: Sequence[int] = (),
 ) -> pb.Submit:
     """`id` is the attempt's. `sent`: tokens that the client has from an earlier attempt; they count as generated. Candidates go
     along with a local choice too: the decode worker's own match decides."""

@@ -7,6 +7,7 @@ from services.router.http.api import Api
 from services.router.http.chat import chat_routes
 from services.router.http.completions import completion_routes
 from services.router.http.errors import install
+from services.router.http.explain import explain_routes
 from services.router.http.ops import health_routes, model_routes
 from services.router.metrics import Metrics
 from services.router.view.view import View
@@ -18,5 +19,6 @@ def build_app(api: Api, view: View, generator: Generator, metrics: Metrics) -> F
     app.include_router(chat_routes(api))
     app.include_router(completion_routes(api))
     app.include_router(model_routes(api, view))
+    app.include_router(explain_routes(api.config.admin_token, generator.decisions))
     app.include_router(health_routes(api.config, view, generator, metrics))
     return app

@@ -125,7 +125,7 @@ class Sighted:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What every score may look at besides the workers themselves. `behind`: prompts that wait at a prefill worker, on average."""
+    """What every score may look at besides the workers themselves. `behind`: prompts that wait per prefill worker."""
 
     request: RouteRequest
     policy: "Policy"
@@ -179,8 +179,8 @@ class Policy:
     fingerprint: str = ""  # "" = any, but always the same on both sides of a hand-off
     local_max_tokens: int = 256  # suffixes up to this long are short; 0 = never local where there is an alternative
     decode_bound_ms: float = 50.0  # a decode worker whose step takes so long computes no prompts
-    others: float = 0.2  # of a millisecond that other streams lose, relative to one of this request's first token
-    behind: float = 1.0  # of a millisecond that prompts behind this one wait
+    others: float = 0.03  # of a millisecond that other streams lose, relative to one of this request's first token
+    behind: float = 1.5  # of a millisecond that prompts behind this one wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""The policies by name. `cost` is for use, the others are for comparison: each leaves out one thing that `cost` knows.
+"""The policies by name. `cost` is for use, the others are for comparison.
 
-    cost            per-group hits, costs in milliseconds
-    min_of_groups   the same costs, but a hit is the least of the groups' own hits, and nothing where that has no checkpoint
-    attention_only  the same costs, but states count as if they were wherever attention is
-    least_loaded    the shortest queue; hits are not looked at
-    round_robin     one after the other
+cost            per-group hits, costs in milliseconds
+min_of_groups   the same costs, but a hit is what all groups hold, on decode workers too
+attention_only  queue and attention hit in tokens, states unknown: what a router knows that indexes attention blocks
+least_loaded    the shortest queue; hits are not looked at
+round_robin     one after the other
 """
 
 from dataclasses import replace
@@ -54,6 +54,24 @@ class Queue:
         return scene.policy.local_max_tokens
 
 
+class Overlap:
+    """Tokens to compute and to wait for; a request that runs counts as a block of 64 and a token to be moved as a twentieth."""
+
+    def prefill(self, worker: Sighted, scene: Scene) -> Terms:
+        tokens = scene.request.prompt_tokens - worker.hit.usable_tokens
+        return {"queued": float(worker.facts.queued_prefill_tokens), "prefill": float(tokens)}
+
+    def remote(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
+        missing = max(0, scene.request.prompt_tokens - decode.hit.reach_tokens)
+        return {"transfer": missing / 20, "active": 64.0 * decode.facts.active_requests}
+
+    def local(self, decode: Sighted, scene: Scene) -> Terms:
+        return self.prefill(decode, scene) | {"active": 64.0 * decode.facts.active_requests}
+
+    def local_limit(self, decode: Sighted, local: Terms, remote: Terms, scene: Scene) -> int:
+        return scene.policy.local_max_tokens
+
+
 class Nothing:
     """Everything costs the same."""
 
@@ -75,7 +93,7 @@ POLICIES: dict[str, Policy] = {
     for p in (
         Policy("cost", per_group, Cost(), least),
         Policy("min_of_groups", min_of_groups, Cost(), least),
-        Policy("attention_only", attention_only, Cost(), least),
+        Policy("attention_only", attention_only, Overlap(), least),
         Policy("least_loaded", blind, Queue(), least),
         Policy("round_robin", blind, Nothing(), next_in_turn),
     )

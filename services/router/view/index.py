@@ -39,7 +39,7 @@ class Holdings:
         """Ascending: those at block boundaries, and the deepest one if it is inside a block."""
         at = ((np.flatnonzero(self.points[:, column]) + 1) * self.block_tokens).tolist()
         deepest = int(self.deepest[column])
-        return tuple(at + [deepest] if deepest and deepest not in at else at)
+        return tuple([*at, deepest] if deepest and deepest not in at else at)
 
 
 class HitIndex:
@@ -132,7 +132,9 @@ class HitIndex:
         usable = held[: (prompt.tokens - 1) // block_tokens]
         keys = prompt.block_keys(record)[: len(usable)] ^ np.uint64(CHECKPOINT)
         points = _bits(self._sets(keys, now_s) & usable)
-        deepest = np.where(points.any(axis=0), len(points) - points[::-1].argmax(axis=0), 0) if len(points) else reach * 0
+        deepest = (
+            np.where(points.any(axis=0), len(points) - points[::-1].argmax(axis=0), 0) if len(points) else reach * 0
+        )
         found = Holdings(reach, deepest * block_tokens, points, block_tokens)
         return self._with_tails(found, record, prompt, now_s)
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from services.router.schedule.base import Choice, ChoiceKind, Snapshot, WorkerFacts
+from services.router.schedule.rates import Rates
 from services.router.view.breakers import Breakers
 from services.router.view.charges import Charges
 from services.router.view.feed import Feed
 from services.router.view.index import HitIndex, Holdings, expected_of
 from services.router.view.prompt import PromptKeys
-from services.router.schedule.rates import Rates
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load, Role, WorkerRecord
@@ -172,7 +172,7 @@ class View:
 
     def _facts(self, worker: _Worker, found: Holdings | None, detail: bool, now_s: float) -> WorkerFacts:
         load, charges, column = worker.record.load, worker.charges, worker.feed.column
-        reach, checkpoints = 0, ()
+        reach, checkpoints = 0, tuple[int, ...]()
         if found is not None and column is not None and found.reach[column]:
             reach = int(found.reach[column])
             deepest = int(found.deepest[column])

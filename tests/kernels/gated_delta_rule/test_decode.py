@@ -55,6 +55,12 @@ def test_padding_and_fresh_rows(device: str) -> None:
         assert state[1].isfinite().all()
 
 
+def test_steps_follow_each_other(device: str) -> None:
+    x = inputs(3, (2, 6), 16, 24, 4, torch.float32, device)
+    for _ in range(3):
+        compare(x, rows(1, 3, 0), bools(False, False, False), 1e-5)
+
+
 def test_half_precision_state(device: str) -> None:
     x = inputs(2, (1, 2), 16, 16, 4, torch.float16, device)
     x[8] = x[8].half()

@@ -103,7 +103,8 @@ def test_tiles_fit(tokens: int, rows: int, inner: int, shared: int, gated: bool)
     tile = choose_tile(tokens, rows, inner, gated=gated, partial=not gated, multiprocessors=132, shared_bytes=shared)
     assert tile is not None
     assert tile.rows <= tile.padded and tile.tokens >= tokens and inner % tile.inner == 0
-    assert 2 * tile.stages * ((1 + gated) * tile.padded + tile.tokens) * tile.inner * 2 <= shared
+    programs = 2 if tile.parts == 1 else 1
+    assert programs * tile.stages * ((1 + gated) * tile.padded + tile.tokens) * tile.inner * 2 <= shared
     assert tile.parts <= inner // tile.inner
 
 

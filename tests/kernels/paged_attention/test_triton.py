@@ -5,9 +5,10 @@ import torch
 
 from tests.kernels.varlen import cu, fused, relative_error
 from twinflow.kernels.paged_attention import reference
+from twinflow.kernels.paged_attention.shared import SharedPrefixes, group_prefixes
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from twinflow.kernels.paged_attention import decode  # noqa: E402
+from twinflow.kernels.paged_attention import decode, prefill  # noqa: E402
 from twinflow.kernels.paged_attention import triton as fast  # noqa: E402
 
 
@@ -44,10 +45,11 @@ class Case:
         contexts = torch.tensor([c for c, _ in work], dtype=torch.int32)
         return cls(*(t.to(device) for t in (q, k, v, order, contexts)), lens)
 
-    def run(self, ops) -> torch.Tensor:
+    def run(self, ops, gate: torch.Tensor | None = None, shared: SharedPrefixes | None = None) -> torch.Tensor:
         lens = cu(self.lens).to(self.q.device)
         scale = self.q.shape[-1] ** -0.5
-        return ops.paged_attention(self.q, self.k, self.v, self.tables, self.contexts, lens, self.lens, scale)
+        where = (self.k, self.v, self.tables, self.contexts, lens, self.lens, scale)
+        return ops.paged_attention(self.q, *where, gate=gate, shared=shared)
 
 
 DECODE = [(1, 1), (16, 1), (17, 1), (100, 1), (0, 1), (300, 1)]
@@ -70,16 +72,72 @@ def test_head_shapes(heads: int, kv_heads: int, dim: int, device: str) -> None:
     assert relative_error(case.run(fast), case.run(reference)) < 1e-5
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8, 32])
+@pytest.mark.parametrize("programs", [1, 2, 8, 32])
 @pytest.mark.parametrize("mixed", [False, True], ids=("all one", "mixed"))
-def test_any_number_of_splits_gives_the_same(splits: int, mixed: bool, device: str) -> None:
+def test_any_number_of_programs_gives_the_same(programs: int, mixed: bool, device: str) -> None:
     case = Case.random([*DECODE, (9, 2)] if mixed else DECODE, 4, 2, 32, 16, device)
     expected = case.run(reference)
     got = torch.full_like(expected, float("nan"))
     where = (case.k, case.v, case.tables, case.contexts, cu(case.lens).to(device))
-    decode.attend_one_query(case.q, *where, 32**-0.5, got, all_one=not mixed, programs=splits)
+    decode.attend_one_query(case.q, *where, 32**-0.5, got, all_one=not mixed, programs=programs)
     assert relative_error(got[: len(DECODE)], expected[: len(DECODE)]) < 1e-5
     assert got[len(DECODE) :].isnan().all()
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_any_number_of_splits_gives_the_same(splits: int, device: str) -> None:
+    case = Case.random(MIXED, 4, 2, 32, 16, device)
+    expected = case.run(reference)
+    got = torch.full_like(expected, float("nan"))
+    where = (case.k, case.v, case.tables, case.contexts, cu(case.lens).to(device))
+    options = prefill.LaunchOptions(32, 32, 4, 1, splits)
+    prefill.attend_many_queries(case.q, *where, 32**-0.5, got, lens=(20,), options=options)
+    one = torch.tensor([n == 1 for n in case.lens for _ in range(n)], device=device)
+    assert relative_error(got[~one], expected[~one]) < 1e-5
+    assert got[one].isnan().all()
+
+
+@pytest.mark.parametrize("work", [DECODE, MIXED], ids=("decode", "mixed"))
+def test_gate(work: list[tuple[int, int]], device: str) -> None:
+    case = Case.random(work, 4, 2, 32, 16, device)
+    gate = fused(torch.randn(sum(case.lens), 4 * 32, device=device))[0]
+    assert relative_error(case.run(fast, gate), case.run(reference, gate)) < 1e-5
+
+
+SHARED = [([6, 5, 9, 6], [0, 1, 2, 0, 1, 0, 2]), ([5, 20], [0, 1, 0, 1, 1]), ([4], [0] * 40)]
+
+
+@pytest.mark.parametrize(("prefixes", "groups"), SHARED, ids=("three", "two", "many rows"))
+@pytest.mark.parametrize("block", [16, 24])
+@pytest.mark.parametrize("mixed", [False, True], ids=("all one", "mixed"))
+def test_shared_prefixes(prefixes: list[int], groups: list[int], block: int, mixed: bool, device: str) -> None:
+    """Rows of a group hold its prefix and that of the group before it; one row shares nothing, one is padding."""
+    work = [(block * sum(prefixes[max(0, g - 1) : g + 1]) + 1 + 7 * i % 50, 1) for i, g in enumerate(groups)]
+    work = [*work, (77, 1), (0, 1)]
+    case = Case.random([*work, (40, 9)] if mixed else work, 4, 2, 32, block, device)
+    tables = case.tables.cpu()
+    first = {g: tables[groups.index(g)].clone() for g in sorted(set(groups))}
+    for row, g in enumerate(groups):
+        if g > 0 and g - 1 in first:
+            tables[row, : prefixes[g - 1]] = first[g - 1][: prefixes[g - 1]]
+        shared_blocks = sum(prefixes[max(0, g - 1) : g + 1])
+        tables[row, :shared_blocks] = tables[groups.index(g), :shared_blocks]
+    case.tables = tables.to(device)
+    contexts = torch.where(torch.tensor(case.lens) == 1, case.contexts.cpu(), 0)
+    shared = group_prefixes(tables.numpy(), contexts.numpy(), block)
+    assert shared is not None and int((shared.own_starts > 0).sum()) == len(groups)
+    gate = torch.randn(sum(case.lens), 4 * 32, device=device)
+    assert relative_error(case.run(fast, gate, shared.to(device)), case.run(reference, gate)) < 1e-5
+
+
+def test_nothing_is_read_from_blocks_beyond_the_context(device: str) -> None:
+    """Blocks that a sequence has reserved but not filled hold anything."""
+    case = Case.random([(20, 1), (40, 5)], 4, 2, 32, 16, device)
+    expected = case.run(reference)
+    spare = torch.tensor([n for n in range(len(case.k)) if n not in case.tables.flatten().tolist()], dtype=torch.int32)
+    case.tables[0, 2:] = spare[: case.tables.shape[1] - 2].to(device)
+    assert case.k[case.tables[0, 2].long()].isnan().all()
+    assert relative_error(case.run(fast), expected) < 1e-5
 
 
 def test_padding_sequences_give_zero(device: str) -> None:
@@ -94,8 +152,9 @@ def test_half_precision(work: list[tuple[int, int]], device: str) -> None:
     assert relative_error(case.run(fast), case.run(reference)) < 2e-3
 
 
-def test_splits_follow_the_batch() -> None:
-    assert decode.choose_splits(1024, 65536, 64, 132) == 1
-    assert decode.choose_splits(32, 32768, 64, 132) == 16
-    assert decode.choose_splits(4, 262144, 64, 132) == 64
-    assert decode.choose_splits(4, 64, 64, 132) == 1
+def test_keys_are_split_where_there_are_few_programs() -> None:
+    q = torch.empty(0, 16, 256, dtype=torch.bfloat16)  # on a CPU, which counts as four multiprocessors
+    assert prefill.launch_options(q, 1, (64,)).splits == 1
+    assert prefill.launch_options(q, 1, (4,)).splits == 4
+    assert prefill.launch_options(q, 1, (4,)).rows == 64
+    assert prefill.launch_options(q, 4, (4096,)).rows == 128

@@ -78,7 +78,7 @@ def plain_adjust(logits: Sequence[float], row: Row) -> list[float]:
         x, times = one(logit), row.generated.count(token)
         if token in row.prompt or times:
             factor = one(params.repetition_penalty)
-            x = x * factor if x < 0 else x / factor
+            x *= factor if x < 0 else one(1.0 / params.repetition_penalty)
         if times:
             x -= one(params.presence_penalty) + one(params.frequency_penalty) * one(times)
         x += one(bias.get(token, 0.0))

@@ -30,45 +30,45 @@ def both(logits: torch.Tensor, rows: list[Row], device: str) -> tuple[torch.Tens
 
 @pytest.mark.parametrize(
     ("vocab", "spread", "dtype"),
-    [(2, 1.0, torch.float32), (17, 3.0, torch.bfloat16), (1000, 1.0, torch.float16), (4999, 4.0, torch.float32)],
+    [(2, 1.0, torch.float32), (17, 3.0, torch.bfloat16), (1000, 1.0, torch.float16), (2999, 4.0, torch.float32)],
     ids=str,
 )
 def test_every_option_equals_the_reference(vocab: int, spread: float, dtype: torch.dtype, device: str) -> None:
     choose = random.Random(vocab)
-    rows = [random_row(vocab, choose) for _ in range(12)]
-    got, expected = both(noise(12, vocab, spread).to(dtype), rows, device)
+    rows = [random_row(vocab, choose) for _ in range(5)]
+    got, expected = both(noise(5, vocab, spread).to(dtype), rows, device)
     assert got.equal(expected)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.5], ids=["equal logits", "few distinct logits"])
 def test_ties(spread: float, device: str) -> None:
     filters = [{"top_k": 7}, {"top_p": 0.5}, {"top_k": 900, "top_p": 0.3}, {"top_k": 30, "top_p": 0.9, "min_p": 0.9}]
-    rows = [Row(replace(FREE, **f), bits) for f in filters for bits in (0, BITS // 3, BITS - 1)]  # type: ignore[arg-type]
-    got, expected = both(noise(12, 1201, spread).round(), rows, device)
+    rows = [Row(replace(FREE, **f), BITS // 7 * i) for i, f in enumerate(filters, 3)]  # type: ignore[arg-type]
+    got, expected = both(noise(4, 1201, spread).round(), rows, device)
     assert got.equal(expected)
 
 
 def test_keys_that_do_not_fit_are_read_from_the_row(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threshold, "_ROOM", 16)
-    filters = [{"top_k": 300}, {"top_p": 0.8}, {"top_k": 700, "top_p": 0.6}, {"top_k": 3, "top_p": 0.9}]
+    filters = [{"top_k": 300}, {"top_p": 0.8}, {"top_k": 700, "top_p": 0.6}]
     rows = [Row(replace(FREE, **f), BITS // 2) for f in filters]  # type: ignore[arg-type]
-    got, expected = both(noise(4, 1500, 1.0), rows, device)
+    got, expected = both(noise(3, 1100, 1.0), rows, device)
     assert got.equal(expected)
 
 
-@pytest.mark.parametrize("change", [{}, {"temperature": 0.0}, {"top_k": 40}, {"top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("change", [{}, {"temperature": 0.0}, {"top_p": 0.9}], ids=str)
 def test_a_row_does_not_depend_on_its_neighbours(
     change: dict[str, float], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One row alone is split over many programs, one of many over few."""
-    logits = noise(5, 9000, 2.0)
-    rows = [Row(replace(FREE, **change), i * (BITS // 5)) for i in range(5)]  # type: ignore[arg-type]
-    rows[1] = random_row(9000, random.Random(1))
-    alone = [both(logits[i : i + 1], [rows[i]], device) for i in (0, 4)]
+    logits = noise(3, 4500, 2.0)
+    rows = [Row(replace(FREE, **change), i * (BITS // 3)) for i in (1, 2, 2)]  # type: ignore[arg-type]
+    rows[1] = Row(replace(GREEDY, frequency_penalty=1.0, logit_bias=((4, 9.0),)))
+    alone = [both(logits[i : i + 1], [rows[i]], device) for i in (0, 2)]
     for module, name in ((fast, "_BEST_PROGRAMS"), (threshold, "_PIVOT_PROGRAMS"), (threshold, "_GATHER_PROGRAMS")):
         monkeypatch.setattr(module, name, 0)
     together, _ = both(logits, rows, device)
-    for i, (got, expected) in zip((0, 4), alone, strict=True):
+    for i, (got, expected) in zip((0, 2), alone, strict=True):
         assert got[:, 0].equal(together[:, i]) and got.equal(expected)
 
 
@@ -88,8 +88,8 @@ def test_zero_has_no_sign(device: str) -> None:
 
 
 def test_rows_of_a_wider_tensor_and_none_at_all(device: str) -> None:
-    wide = noise(4, 400, 3.0)
-    rows = [Row(replace(FREE, top_p=0.9), BITS // 5 * i) for i in range(4)]
+    wide = noise(3, 400, 3.0)
+    rows = [Row(replace(FREE, min_p=0.1), BITS // 4 * i) for i in (1, 2, 3)]
     tables, steps, needs = tables_of(rows, 310)
     moved = on(device, tables)
     got = fast.sample_tokens(wide.to(device)[:, 50:360], moved, steps.to(device), needs).cpu()

@@ -28,7 +28,7 @@ class RowMemory:
         self._edits = torch.zeros(0, dtype=torch.int64, device=device)
         self._free_histories: list[int] = []
         self._history_of: dict[int, int] = {}  # row -> history
-        self._edits_of: dict[int, tuple[int, int]] = {}  # row -> (start, count)
+        self._edits_of: dict[int, tuple[int, int]] = {}  # row -> (start, words)
 
     @property
     def tables(self) -> RowTables:
@@ -41,10 +41,10 @@ class RowMemory:
 
     def put(self, row: int, params: SamplingParams, prompt: bytes, generated: Sequence[int]) -> None:
         """Fills a row that `clear` has emptied or that is new. Raises ValueError for token ids outside the vocabulary."""
-        edits = of.edits(params, self._vocab_size)
+        edits, count = of.edits(params, self._vocab_size)
         history = self._put_history(row, params, prompt, generated) if of.needs_history(params) else -1
-        span = self._put_edits(row, edits) if len(edits) else (0, 0)
-        self._records[row].copy_(self.upload(of.record(params, self._vocab_size, history, span)))
+        start = self._put_edits(row, edits) if count else 0
+        self._records[row].copy_(self.upload(of.record(params, self._vocab_size, history, (start, count))))
 
     def clear(self, row: int) -> None:
         """The row's history and edits may be reused by what is queued from now on."""
@@ -76,18 +76,18 @@ class RowMemory:
             history[seen] = history[seen] | counts
         return index
 
-    def _put_edits(self, row: int, edits: torch.Tensor) -> tuple[int, int]:
+    def _put_edits(self, row: int, edits: torch.Tensor) -> int:
         """First fit among the spans in use; grows when there is no gap."""
-        count = len(edits)
+        words = len(edits)
         start = 0
         for used, length in sorted(self._edits_of.values()):
-            if used - start >= count:
+            if used - start >= words:
                 break
             start = used + length
-        if start + count > len(self._edits):
-            more = self._edits.new_zeros(max(64, 2 * len(self._edits), start + count))
+        if start + words > len(self._edits):
+            more = self._edits.new_zeros(max(2 * len(self._edits), start + words))
             more[: len(self._edits)] = self._edits
             self._edits = more
-        self._edits_of[row] = (start, count)
-        self._edits[start : start + count] = self.upload(edits)
-        return start, count
+        self._edits_of[row] = (start, words)
+        self._edits[start : start + words] = self.upload(edits)
+        return start

@@ -8,24 +8,24 @@ import numpy as np
 import torch
 
 from twinflow.contracts.requests import SamplingParams
-from twinflow.kernels.sampling.tables import BAN_BIT, COUNT_MASK, WORDS
+from twinflow.kernels.sampling.tables import BAN_BIT, COUNT_MASK, EDIT_BLOCK, WORDS
 
 LEAST_TEMPERATURE = 1e-6  # what lies between 0 and this would leave fp32's range; it differs from greedy in ties only
 
 
-def hasher(seed: int, sample_index: int) -> "hashlib._Hash":
+def hasher(seed: int, sample_index: int) -> "hashlib.blake2b":
     """What every random number of one sample starts from: blake2b fed with two uint64, little-endian."""
     return hashlib.blake2b(struct.pack("<QQ", seed & (2**64 - 1), sample_index), digest_size=8, person=b"sample")
 
 
-def uniform_bits(source: "hashlib._Hash", position: int) -> int:
+def uniform_bits(source: "hashlib.blake2b", position: int) -> int:
     """53 random bits from `source` and the position, another uint64."""
     copy = source.copy()
     copy.update(position.to_bytes(8, "little"))
     return int.from_bytes(copy.digest(), "little") >> 11
 
 
-def uniform(source: "hashlib._Hash", position: int) -> float:
+def uniform(source: "hashlib.blake2b", position: int) -> float:
     """The same bits as a number in [0, 1)."""
     return uniform_bits(source, position) / float(1 << 53)
 
@@ -48,26 +48,32 @@ def needs_threshold(params: SamplingParams) -> bool:
 def record(params: SamplingParams, vocab_size: int, history: int, edits: tuple[int, int]) -> torch.Tensor:
     """(WORDS,) int64 for `RowTables.records`; `history` is -1 without one, `edits` = (start, count)."""
     temperature = max(params.temperature, LEAST_TEMPERATURE) if params.temperature > 0.0 else 0.0
-    floats = (temperature, params.top_p, params.min_p)
-    floats += (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    filters = (temperature, params.top_p, params.min_p)
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     top_k = params.top_k if 0 < params.top_k < vocab_size else 0
-    packed = struct.pack("<6d5q", *floats, top_k, params.min_tokens, history, *edits)
+    packed = struct.pack("<6d5q", *filters, *penalties, top_k, params.min_tokens, history, *edits)
     return torch.frombuffer(bytearray(packed.ljust(8 * WORDS, b"\0")), dtype=torch.int64)
 
 
-def edits(params: SamplingParams, vocab_size: int) -> torch.Tensor:
-    """Biases and ids banned until `min_tokens`, (E,) int64 as in `RowTables.edits`. Raises ValueError for ids outside the
-    vocabulary; biases of one id add up."""
+def edits(params: SamplingParams, vocab_size: int) -> tuple[torch.Tensor, int]:
+    """Biases and ids banned until `min_tokens`: a span of `RowTables.edits` and how many edits are in it; empty without any.
+
+    Biases of one id add up. Raises ValueError for ids outside the vocabulary.
+    """
     bias: dict[int, float] = {}
     for token, value in params.logit_bias:
         bias[token] = bias.get(token, 0.0) + value
     banned = set(ending_ids(params)) if params.min_tokens > 0 else set()
-    ids = sorted(bias.keys() | banned)
-    if ids and not 0 <= ids[0] <= ids[-1] < vocab_size:
+    ids = np.array(sorted(bias.keys() | banned), dtype=np.int64)
+    if not len(ids):
+        return torch.empty(0, dtype=torch.int64), 0
+    if not 0 <= ids[0] <= ids[-1] < vocab_size:
         raise ValueError(f"token ids {ids[0]}..{ids[-1]} in logit_bias or among the ending ids; there are {vocab_size}")
-    values = np.array([bias.get(i, 0.0) for i in ids], dtype=np.float32).view(np.uint32).astype(np.int64)
-    flags = np.array([(i << 1) | (i in banned) for i in ids], dtype=np.int64)
-    return torch.from_numpy(flags << BAN_BIT | values)
+    values = np.array([bias.get(i, 0.0) for i in ids.tolist()], dtype=np.float32).view(np.uint32).astype(np.int64)
+    bans = np.array([i in banned for i in ids.tolist()], dtype=np.int64)
+    blocks = -(-vocab_size // EDIT_BLOCK)
+    before = np.searchsorted(ids, np.arange(blocks + 1) * EDIT_BLOCK)
+    return torch.from_numpy(np.concatenate([(ids << 1 | bans) << BAN_BIT | values, before])), len(ids)
 
 
 def counted(generated: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

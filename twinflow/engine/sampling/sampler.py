@@ -5,8 +5,10 @@ names the rows it draws for. Everything runs on the current stream, which must b
 """
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from twinflow.contracts.requests import SamplingParams
@@ -32,7 +34,7 @@ class Sampler:
         self._device = device
         self._kernels = kernels
         self._memory = RowMemory(vocab_size, rows, device)
-        self._hashers: dict[int, hashlib._Hash | None] = {}  # of the rows in use; None = greedy
+        self._hashers: dict[int, hashlib.blake2b | None] = {}  # of the rows in use; None = greedy
         self._drawing: set[int] = set()  # rows with a temperature
         self._thresholds: set[int] = set()  # rows with top-k or top-p
         self._adjusting: set[int] = set()  # rows with penalties, biases or banned ids
@@ -84,12 +86,27 @@ class Sampler:
             )
         hashers = self._hashers
         bits = [0 if (h := hashers[row]) is None else of.uniform_bits(h, at) for row, at in zip(rows, positions)]
-        steps = self._memory.upload(torch.tensor([rows, positions, bits], dtype=torch.int64))
+        steps = self._memory.upload(torch.from_numpy(np.asarray(array("q", [*rows, *positions, *bits]))))
         needs = Needs(*(not some.isdisjoint(rows) for some in (self._drawing, self._thresholds, self._adjusting)))
-        out = self._kernels.sample_tokens(logits, self._memory.tables, steps, needs)
+        out = self._kernels.sample_tokens(logits, self._memory.tables, steps.view(3, len(rows)), needs)
         asked = {} if self._tops.keys().isdisjoint(rows) else self._asked(rows)
         logprobs = self._launch_logprobs(logits, out[0], asked) if asked else None
         return Draw(out[0], self._download(out), logprobs)
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compiles what rows may ask for, for logits of `dtype`, so that no request waits for it. Before rows are in use."""
+        if self._device == "cpu":
+            return
+        logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
+        for changes in ({}, {"frequency_penalty": 1.0}):
+            for filters in (
+                {"temperature": 0.0, "logprobs": 1},
+                {"temperature": 1.0},
+                {"temperature": 1.0, "top_p": 0.5},
+            ):
+                self.start(0, SamplingParams(max_tokens=1, seed=0, **changes, **filters), b"", [])  # type: ignore[arg-type]
+                self.launch(logits, [0], [0])
+                self.stop(0)
 
     def _launch_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: dict[int, int]) -> Logprobs:
         picks = self._memory.upload(torch.tensor(list(tops), dtype=torch.int64))

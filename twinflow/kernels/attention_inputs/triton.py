@@ -27,11 +27,12 @@ def attention_inputs(
     v_cache: torch.Tensor,
     kv_slots: torch.Tensor,
     *,
-    warps: int = 4,
+    warps: int | None = None,
     together: bool | None = None,
     early: bool | None = None,
 ) -> torch.Tensor:
-    """warps, together (one program for all of a token), early: tuning."""
+    """warps, together (one program for all of a token), early: tuning. Few tokens are a matter of latency: many threads, K
+    and V beside q; of many tokens, small programs have the most bytes on their way."""
     tokens, heads, dim = q.shape
     for x in (q, k, v):
         if x.stride(2) != 1 or x.stride(1) != dim:
@@ -45,8 +46,11 @@ def attention_inputs(
     width, kv_heads = power_of_2(dim), k.shape[1]
     per_tile = min(power_of_2(heads, 1), max(1, TILE // width))
     tiles = 0 if untouched else triton.cdiv(heads, per_tile)
+    many = tokens >= 16 * multiprocessors(q.device)
     if together is None:
-        together = tiles == 1 and tokens >= 16 * multiprocessors(q.device)
+        together = tiles == 1 and many
+    if warps is None:
+        warps = 1 if many else 4
     if early is None:
         early = dependent_launch(q.device)
     _prepare[(tokens, tiles + (not together))](

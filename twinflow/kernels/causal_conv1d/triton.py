@@ -115,28 +115,40 @@ def _convolve(
     at_first = first == start
     place = x + first.to(tl.int64) * x_stride + c
     target = out + first.to(tl.int64) * CHANNELS + c
-    ahead = tl.load(place, mask=live, other=0.0)
+    count = tl.minimum(end - first, SIZE)
+    # Four tokens at a time, the next four on their way meanwhile.
+    x0 = tl.load(place, mask=live, other=0.0)
+    x1 = tl.load(place + x_stride, mask=live & (count > 1), other=0.0)
+    x2 = tl.load(place + 2 * x_stride, mask=live & (count > 2), other=0.0)
+    x3 = tl.load(place + 3 * x_stride, mask=live & (count > 3), other=0.0)
     near = _before(place, slots, 1, at_first, live, known, x_stride, TAPS)
     middle = _before(place, slots, 2, at_first, live, known, x_stride, TAPS)
     far = _before(place, slots, 3, at_first, live, known, x_stride, TAPS)
-    newest_tap = _tap(weight, c, live, 0, TAPS)
-    near_tap = _tap(weight, c, live, 1, TAPS)
-    middle_tap = _tap(weight, c, live, 2, TAPS)
-    far_tap = _tap(weight, c, live, 3, TAPS)
+    tap0 = _tap(weight, c, live, 0, TAPS)
+    tap1 = _tap(weight, c, live, 1, TAPS)
+    tap2 = _tap(weight, c, live, 2, TAPS)
+    tap3 = _tap(weight, c, live, 3, TAPS)
     constant = tl.zeros([BLOCK], tl.float32)
     if BIAS:
         constant += tl.load(bias + c, mask=live, other=0.0).to(tl.float32)
-    count = tl.minimum(end - first, SIZE)
-    for i in tl.range(0, count, loop_unroll_factor=4):
-        newest = ahead.to(tl.float32)
-        place += x_stride
-        ahead = tl.load(place, mask=live & (i + 1 < count), other=0.0)
-        y = constant + far * far_tap + middle * middle_tap + near * near_tap + newest * newest_tap
-        if SILU:
-            y = y * sigmoid(y)
-        tl.store(target, y.to(out.dtype.element_ty), mask=live)
-        target += CHANNELS
-        far, middle, near = middle, near, newest
+    for i in range(0, count, 4):
+        left = count - i
+        y0, y1, y2, y3 = x0.to(tl.float32), x1.to(tl.float32), x2.to(tl.float32), x3.to(tl.float32)
+        place += 4 * x_stride
+        x0 = tl.load(place, mask=live & (left > 4), other=0.0)
+        x1 = tl.load(place + x_stride, mask=live & (left > 5), other=0.0)
+        x2 = tl.load(place + 2 * x_stride, mask=live & (left > 6), other=0.0)
+        x3 = tl.load(place + 3 * x_stride, mask=live & (left > 7), other=0.0)
+        _store(target, constant + far * tap3 + middle * tap2 + near * tap1 + y0 * tap0, live, SILU)
+        _store(
+            target + CHANNELS, constant + middle * tap3 + near * tap2 + y0 * tap1 + y1 * tap0, live & (left > 1), SILU
+        )
+        _store(
+            target + 2 * CHANNELS, constant + near * tap3 + y0 * tap2 + y1 * tap1 + y2 * tap0, live & (left > 2), SILU
+        )
+        _store(target + 3 * CHANNELS, constant + y0 * tap3 + y1 * tap2 + y2 * tap1 + y3 * tap0, live & (left > 3), SILU)
+        target += 4 * CHANNELS
+        far, middle, near = y1, y2, y3
     if at_first:
         if SNAPSHOTS:
             kept = tl.load(snapshot_rows + seq)
@@ -146,6 +158,13 @@ def _convolve(
                 _store_state(goal, x, slots, c, start, start + after, live, known, x_stride, TAPS - 1)
         if row >= 0:
             _store_state(slots, x, slots, c, start, end, live, known, x_stride, TAPS - 1)
+
+
+@triton.jit
+def _store(place, y, live, SILU: tl.constexpr):
+    if SILU:
+        y = y * sigmoid(y)
+    tl.store(place, y.to(place.dtype.element_ty), mask=live)
 
 
 @triton.jit

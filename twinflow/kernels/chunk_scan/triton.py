@@ -2,7 +2,7 @@
 
 Per head, with the chunk's rows Q, K, V, what a preparing kernel made of them in parallel (`Chunks`), and the state S (V, K):
 
-    X = T (V - diag(near) K S^T), or X = V where nothing is corrected
+    X = T (V + diag(near) K S^T), or X = V where nothing is corrected
     O = diag(queries) Q S^T + M X + skip V;   S <- decay S + X^T diag(keys) K
 
 A program owns some value dims of one head of one sequence and walks through its chunks. Everything is computed transposed,
@@ -184,17 +184,19 @@ def _scan(
     if SOLVED:
         near = tl.load(factors + 2 * SIZE + token)
     decay = tl.load(decays)
-    parts = 1
+    # Bounds of a part come from its number alone: Triton 3.6 was seen to take one carried around the loop for invariant.
+    parts, tokens = 1, end - start
     if SNAPSHOTS:
         kept, after = tl.load(snapshot_rows + seq), tl.load(snapshot_after + seq)
         parts = tl.where(kept >= 0, 2, 1)
-    remaining = end - start
     for part in range(parts):
-        stop, goal = 0, row
+        begin, until, goal = 0, tokens, row
         if SNAPSHOTS:
-            stop = tl.where(part + 1 < parts, remaining - after, 0)
+            begin = tl.where(part > 0, after, 0)
+            until = tl.where(part + 1 < parts, after, tokens)
             goal = tl.where(part + 1 < parts, kept, row)
-        for left in range(remaining, stop, -SIZE):
+        for done in range(begin, until, SIZE):
+            left = tokens - done
             live, more = (token < left)[:, None], left > SIZE
             rows_k = live if K == K_WIDTH else live & (kc < K)[None, :]
             rows_v = live if V % TILE == 0 else live & (vc < V)[None, :]
@@ -209,9 +211,9 @@ def _scan(
                 y = tl.dot(before, tl.trans(k_t), input_precision=PRECISION) * near[None, :]
                 # Factors of the next chunk, on their way while this one is worked on.
                 near = tl.load(ahead + 2 * SIZE, mask=more)
-                # Not T (V - Y): V would have to change its layout for the difference, while a product takes it as it lies.
+                # Not T (V + Y): V would have to change its layout for the sum, while a product takes it as it lies.
                 x = tl.dot(tl.trans(v_t), turn, input_precision=PRECISION)
-                x -= tl.dot(y.to(k_t.dtype), turn, input_precision=PRECISION)
+                x = tl.dot(y.to(k_t.dtype), turn, x, input_precision=PRECISION)
             else:
                 x = tl.trans(v_t).to(tl.float32)
             o = tl.dot(before, tl.trans(q_t), input_precision=PRECISION) * of_queries[None, :]
@@ -233,5 +235,4 @@ def _scan(
             solved += HEADS * SIZE * SIZE
             factors += HEADS * 3 * SIZE
             decays += HEADS
-        remaining = stop
         tl.store(state + goal * state_stride + place, s.to(state.dtype.element_ty), mask=inside & (goal >= 0))

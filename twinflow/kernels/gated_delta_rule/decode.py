@@ -1,9 +1,11 @@
 """One token of a whole Gated DeltaNet layer between its two projections, in one launch. Semantics: `reference.py`.
 
-A program owns one key head of one sequence with all value heads that read it, hence every channel of the convolution that
-they need: it alone reads and shifts those inputs, so nothing has to be ordered between programs. The states of its value
-heads, most of what moves, are read and written once.
+A program owns one value head of one sequence: its state, most of what moves, is read and written once, and its channels of
+the convolution are its own. Those of its key head it shares with the other value heads that read it: all convolve them, and
+whoever comes last, by a ticket drawn after reading, shifts what is stored of them.
 """
+
+from functools import lru_cache
 
 import torch
 import triton
@@ -40,7 +42,7 @@ def gated_delta_decode(
         if x.stride(1) != 1:
             raise ValueError(f"channels and heads must lie side by side, strides are {x.stride()}")
     out = torch.empty(sequences, heads * v_dim, dtype=mixed.dtype, device=mixed.device)
-    _decode[(key_heads, sequences)](
+    _decode[(heads, sequences)](
         mixed,
         z,
         a,
@@ -53,6 +55,7 @@ def gated_delta_decode(
         norm,
         state_rows,
         fresh,
+        _tickets(mixed.device, power_of_2(sequences * key_heads, 1 << 12)),
         out,
         mixed.stride(0),
         z.stride(0),
@@ -76,6 +79,12 @@ def gated_delta_decode(
     return out
 
 
+@lru_cache
+def _tickets(device: torch.device, count: int) -> torch.Tensor:
+    """Zeros, one per sequence and key head; the kernel leaves zeros behind."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
 @triton.jit
 def _decode(
     mixed,
@@ -90,6 +99,7 @@ def _decode(
     norm,
     state_rows,
     fresh,
+    tickets,
     out,
     mixed_stride,
     z_stride,
@@ -108,75 +118,83 @@ def _decode(
     TAPS: tl.constexpr,
     SCALE: tl.constexpr,
 ):
-    group = tl.program_id(0)
+    head = tl.program_id(0)
     seq = tl.program_id(1).to(tl.int64)
     row = tl.load(state_rows + seq)
     stored = row >= 0
     known = stored & (tl.load(fresh + seq) == 0)
+    group = head // GROUP
     token = mixed + seq * mixed_stride
     slots = conv_state + row * conv_stride
     kc = tl.arange(0, K_WIDTH)
     vc = tl.arange(0, V_WIDTH)
     in_k, in_v = kc < K, vc < V
     inside = in_v[:, None] & in_k[None, :]
-    first = group * GROUP  # of its value heads
     queries = group * K + kc  # channels
     keys = (HEADS // GROUP) * K + queries
-    values = 2 * (HEADS // GROUP) * K + first * V + vc
-    query_window = _window(token, slots, queries, in_k, known, TAPS)
-    key_window = _window(token, slots, keys, in_k, known, TAPS)
-    query = _convolved(query_window, conv, queries, in_k, TAPS)
-    key = _convolved(key_window, conv, keys, in_k, TAPS)
+    values = 2 * (HEADS // GROUP) * K + head * V + vc
+    # Everything is asked for before anything is waited for.
+    place = state + row * state_stride + (head * V + vc)[:, None] * K + kc[None, :]
+    s = tl.load(place, mask=inside & known, other=0.0)
+    query_before = _before(slots, queries, in_k, known, TAPS)
+    key_before = _before(slots, keys, in_k, known, TAPS)
+    value_before = _before(slots, values, in_v, known, TAPS)
+    query_newest = tl.load(token + queries, mask=in_k, other=0.0)
+    key_newest = tl.load(token + keys, mask=in_k, other=0.0)
+    value_newest = tl.load(token + values, mask=in_v, other=0.0)
+    gate = tl.load(z + seq * z_stride + head * V + vc, mask=in_v, other=0.0).to(tl.float32)
+    scale = tl.load(norm + vc, mask=in_v, other=0.0).to(tl.float32)
+    step = tl.load(a + seq * a_stride + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
+    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
+    beta = sigmoid(tl.load(b + seq * b_stride + head).to(tl.float32))
+    query = _convolved(query_before, query_newest, conv, queries, in_k, TAPS)
+    key = _convolved(key_before, key_newest, conv, keys, in_k, TAPS)
+    value = _convolved(value_before, value_newest, conv, values, in_v, TAPS)
     query *= tl.rsqrt(tl.sum(query * query, 0) + l2norm_eps) * SCALE
     key *= tl.rsqrt(tl.sum(key * key, 0) + l2norm_eps)
-    overlap = tl.sum(query * key, 0)
-    _shift(query_window, slots, queries, in_k, stored, TAPS)
-    _shift(key_window, slots, keys, in_k, stored, TAPS)
-    scale = tl.load(norm + vc, mask=in_v, other=0.0).to(tl.float32)
-    for member in range(GROUP):
-        head = first + member
-        place = state + row * state_stride + (head * V + vc)[:, None] * K + kc[None, :]
-        s = tl.load(place, mask=inside & known, other=0.0).to(tl.float32)
-        window = _window(token, slots, values + member * V, in_v, known, TAPS)
-        value = _convolved(window, conv, values + member * V, in_v, TAPS)
-        _shift(window, slots, values + member * V, in_v, stored, TAPS)
-        gate = tl.load(z + seq * z_stride + head * V + vc, mask=in_v, other=0.0).to(tl.float32)
-        step = tl.load(a + seq * a_stride + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
-        decay = tl.exp(-tl.exp(tl.load(a_log + head).to(tl.float32)) * softplus(step))
-        beta = sigmoid(tl.load(b + seq * b_stride + head).to(tl.float32))
-        # Both products are taken of the state as it was, so that neither waits for the update.
-        delta = (value - decay * tl.sum(s * key[None, :], 1)) * beta
-        y = decay * tl.sum(s * query[None, :], 1) + delta * overlap
-        s = decay * s + delta[:, None] * key[None, :]
-        tl.store(place, s.to(state.dtype.element_ty), mask=inside & stored)
-        y *= tl.rsqrt(tl.sum(y * y, 0) / V + norm_eps) * scale * gate * sigmoid(gate)
-        tl.store(out + (seq * HEADS + head) * V + vc, y.to(out.dtype.element_ty), mask=in_v)
+    decay = tl.exp(rate * softplus(step))
+    s = s.to(tl.float32)
+    # Both products are taken of the state as it was, so that neither waits for the update.
+    delta = (value - decay * tl.sum(s * key[None, :], 1)) * beta
+    y = decay * tl.sum(s * query[None, :], 1) + delta * tl.sum(query * key, 0)
+    s = decay * s + delta[:, None] * key[None, :]
+    tl.store(place, s.to(state.dtype.element_ty), mask=inside & stored)
+    y *= tl.rsqrt(tl.sum(y * y, 0) / V + norm_eps) * scale * gate * sigmoid(gate)
+    tl.store(out + (seq * HEADS + head) * V + vc, y.to(out.dtype.element_ty), mask=in_v)
+    # The barrier keeps the writes of one thread, here or in another program, behind the reads of all others.
+    tl.debug_barrier()
+    _shift(value_before, value_newest, slots, values, in_v, stored, TAPS)
+    last = True
+    if GROUP > 1:
+        ticket = tickets + seq * (HEADS // GROUP) + group
+        last = tl.atomic_add(ticket, 1, sem="acq_rel") == GROUP - 1
+        tl.store(ticket, 0, mask=last)
+    _shift(query_before, query_newest, slots, queries, in_k, stored & last, TAPS)
+    _shift(key_before, key_newest, slots, keys, in_k, stored & last, TAPS)
 
 
 @triton.jit
-def _window(token, slots, channel, live, known, TAPS: tl.constexpr):
-    """The channels' stored inputs and their newest: (channels, taps rounded up to a power of two)."""
-    tap = tl.arange(0, triton.next_power_of_2(TAPS))[None, :]
-    before = tl.load(
-        slots + channel[:, None] * (TAPS - 1) + tap, mask=live[:, None] & known & (tap < TAPS - 1), other=0.0
-    )
-    newest = tl.load(token + channel[:, None] + tap * 0, mask=live[:, None] & (tap == TAPS - 1), other=0.0)
-    return tl.where(tap < TAPS - 1, before.to(newest.dtype), newest)
+def _before(slots, channel, live, known, TAPS: tl.constexpr):
+    """The channels' stored inputs, oldest first: (channels, a power of two of columns), zeros past the last."""
+    slot = tl.arange(0, triton.next_power_of_2(TAPS - 1))[None, :]
+    mask = live[:, None] & known & (slot < TAPS - 1)
+    return tl.load(slots + channel[:, None] * (TAPS - 1) + slot, mask=mask, other=0.0)
 
 
 @triton.jit
-def _convolved(window, conv, channel, live, TAPS: tl.constexpr):
+def _convolved(before, newest, conv, channel, live, TAPS: tl.constexpr):
     """SiLU of the convolution, fp32 (channels,)."""
-    tap = tl.arange(0, triton.next_power_of_2(TAPS))[None, :]
-    weight = tl.load(conv + channel[:, None] * TAPS + tap, mask=live[:, None] & (tap < TAPS), other=0.0)
-    y = tl.sum(window.to(tl.float32) * weight.to(tl.float32), 1)
+    tap = tl.arange(0, triton.next_power_of_2(TAPS - 1))[None, :]
+    taps = tl.load(conv + channel[:, None] * TAPS + tap, mask=live[:, None] & (tap < TAPS - 1), other=0.0)
+    last = tl.load(conv + channel * TAPS + TAPS - 1, mask=live, other=0.0)
+    y = tl.sum(before.to(tl.float32) * taps.to(tl.float32), 1) + newest.to(tl.float32) * last.to(tl.float32)
     return y * sigmoid(y)
 
 
 @triton.jit
-def _shift(window, slots, channel, live, stored, TAPS: tl.constexpr):
-    """Stores the window but for its oldest input. The barrier keeps the write of one thread behind the reads of others."""
-    tap = tl.arange(0, triton.next_power_of_2(TAPS))[None, :]
-    tl.debug_barrier()
-    place = slots + channel[:, None] * (TAPS - 1) + tap - 1
-    tl.store(place, window.to(slots.dtype.element_ty), mask=live[:, None] & stored & (tap > 0) & (tap < TAPS))
+def _shift(before, newest, slots, channel, live, stored, TAPS: tl.constexpr):
+    """Stores the inputs again without the oldest, then the newest."""
+    slot = tl.arange(0, triton.next_power_of_2(TAPS - 1))[None, :]
+    mask = live[:, None] & stored & (slot > 0) & (slot < TAPS - 1)
+    tl.store(slots + channel[:, None] * (TAPS - 1) + slot - 1, before, mask=mask)
+    tl.store(slots + channel * (TAPS - 1) + TAPS - 2, newest.to(slots.dtype.element_ty), mask=live & stored)

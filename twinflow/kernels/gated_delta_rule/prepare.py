@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from twinflow.kernels.chunk_scan.triton import CHUNK_TOKENS, Chunks
-from twinflow.kernels.triton_tools import dot_precision, find_sequence, power_of_2, sigmoid, softplus
+from twinflow.kernels.triton_tools import dot_precision, find_sequence, multiprocessors, power_of_2, sigmoid, softplus
 
 GATE_HEADS = 8  # heads of a program that computes gates
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -31,11 +31,12 @@ def prepare_chunks(
     cu_seqlens: torch.Tensor,
     sequences: int,
     l2norm_eps: float,
+    members: int | None = None,
     warps: int = 4,
     registers: int | None = 128,
 ) -> Chunks:
     """q, k (T, Hk, K), a, b (T, Hv), any token strides. The norms of q and k go into the factors, so that the scan reads
-    both as they are."""
+    both as they are. members (value heads of a program, dividing Hv / Hk), warps, registers: tuning."""
     tokens, key_heads, k_dim = q.shape
     heads = a.shape[1]
     chunks = Chunks.scratch(tokens, sequences, heads, q, solved=True)
@@ -58,7 +59,11 @@ def prepare_chunks(
         SIZE=CHUNK_TOKENS,
         num_warps=4,
     )
-    _prepare[(key_heads, blocks)](
+    group = heads // key_heads
+    if members is None:
+        # Apart, the heads of a lone prompt fill the GPU; together they share products where there are programs enough.
+        members = group if key_heads * blocks >= 4 * multiprocessors(q.device) else 1
+    _prepare[(heads // members, blocks)](
         q,
         k,
         gates,
@@ -71,7 +76,8 @@ def prepare_chunks(
         sequences,
         l2norm_eps,
         HEADS=heads,
-        GROUP=heads // key_heads,
+        GROUP=group,
+        MEMBERS=members,
         K=k_dim,
         K_WIDTH=power_of_2(k_dim),
         SIZE=CHUNK_TOKENS,
@@ -145,6 +151,7 @@ def _prepare(
     eps,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    MEMBERS: tl.constexpr,
     K: tl.constexpr,
     K_WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
@@ -153,8 +160,8 @@ def _prepare(
     OPERAND: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One chunk of one key head and of the value heads that read it: they share K K^T and Q K^T."""
-    group = tl.program_id(0)
+    """One chunk of MEMBERS value heads that read one key head: they share K K^T and Q K^T."""
+    head = tl.program_id(0) * MEMBERS
     block = tl.program_id(1)
     seq = find_sequence(cu_seqlens, sequences, block, SIZE)
     start = tl.load(cu_seqlens + seq)
@@ -168,7 +175,7 @@ def _prepare(
     if K != K_WIDTH:
         inside = inside & (kc < K)[None, :]
     from_k, from_q = k + first.to(tl.int64) * k_stride, q + first.to(tl.int64) * q_stride
-    column = group * K + kc[None, :]
+    column = (head // GROUP) * K + kc[None, :]
     k_t = tl.load(from_k + (token[:, None] * k_stride + column), mask=inside, other=0.0)
     q_t = tl.load(from_q + (token[:, None] * q_stride + column), mask=inside, other=0.0)
     k_norm = _inverse_norm(k_t, eps)
@@ -179,8 +186,8 @@ def _prepare(
     upto = token[:, None] >= token[None, :]
     apart = token[:, None] ^ token[None, :]
     square = token[:, None] * SIZE + token[None, :]
-    for member in range(GROUP):
-        at = (block * HEADS + group * GROUP + member).to(tl.int64)
+    for member in range(MEMBERS):
+        at = (block * HEADS + head + member).to(tl.int64)
         # Read here in the layouts that the matrices have; what a sum of this kernel left would have to be moved there.
         gate = gates + at * 3 * SIZE
         gate_row, gate_column = gate + token[:, None], gate + token[None, :]
@@ -197,7 +204,7 @@ def _prepare(
         factor = factors + at * 3 * SIZE + token
         tl.store(factor, q_norm * grown)
         tl.store(factor + SIZE, k_norm * tl.load(gate + 2 * SIZE + token))
-        tl.store(factor + 2 * SIZE, k_norm * grown)
+        tl.store(factor + 2 * SIZE, -k_norm * grown)
 
 
 @triton.jit

@@ -120,17 +120,18 @@ def _run_tokens(
     bias = tl.load(dt_bias + head).to(tl.float32)
     group = head // GROUP
     token = start.to(tl.int64)
-    parts = 1
+    # Bounds of a part come from its number alone: Triton 3.6 was seen to take one carried around the loop for invariant.
+    parts, tokens = 1, end - start
     if SNAPSHOTS:
         kept, after = tl.load(snapshot_rows + seq), tl.load(snapshot_after + seq)
         parts = tl.where(kept >= 0, 2, 1)
-    remaining = end - start
     for part in range(parts):
-        stop, goal = 0, row
+        begin, until, goal = 0, tokens, row
         if SNAPSHOTS:
-            stop = tl.where(part + 1 < parts, remaining - after, 0)
+            begin = tl.where(part > 0, after, 0)
+            until = tl.where(part + 1 < parts, after, tokens)
             goal = tl.where(part + 1 < parts, kept, row)
-        for _ in range(remaining - stop):
+        for _ in range(begin, until):
             key = tl.load(k + token * k_stride + group * K + kc, mask=in_k, other=0.0).to(tl.float32)
             query = tl.load(q + token * q_stride + group * K + kc, mask=in_k, other=0.0).to(tl.float32)
             value = tl.load(v + token * v_stride + head * V + vc, mask=in_v, other=0.0).to(tl.float32)
@@ -144,5 +145,4 @@ def _run_tokens(
             y = tl.sum(s * query[None, :], 1)
             tl.store(out + token * HEADS * V + head * V + vc, y.to(out.dtype.element_ty), mask=in_v)
             token += 1
-        remaining = stop
         tl.store(state + goal * state_stride + place, s.to(state.dtype.element_ty), mask=inside & (goal >= 0))

@@ -40,19 +40,19 @@ def choose_tile(
     left to be summed up by somebody else. None: better left to the library."""
     if not 0 < tokens <= MAX_TOKENS or inner % 128:
         return None
+    tiles = -(-rows // ROWS)
+    parts = max(1, min(multiprocessors // tiles, inner // 512)) if partial else 1
+    programs = PROGRAMS if parts == 1 else 1
     width = max(16, power_of_2(tokens))
-    room = shared_bytes // PROGRAMS - 1024  # what the driver keeps of each program's
+    room = shared_bytes // programs - 1024  # what the driver keeps of each program's
     step = 128 if tokens <= 32 else 64
-    stages = min(6, room // ((ROWS * (1 + gated) + width) * step * 2))
+    stages = room // ((ROWS * (1 + gated) + width) * step * 2)
     if stages < 3 and step == 128:
-        step, stages = 64, min(6, room // ((ROWS * (1 + gated) + width) * 64 * 2))
+        step, stages = 64, room // ((ROWS * (1 + gated) + width) * 64 * 2)
     if stages < 2:
         return None
-    slots = PROGRAMS * multiprocessors
-    tiles = -(-rows // ROWS)
-    parts = max(1, min(slots // tiles, inner // (4 * step))) if partial else 1
-    own = ROWS if parts > 1 else min(ROWS, max(16, -(-rows // slots)))
-    return Tile(own, ROWS, width, step, stages, 4, parts)
+    own = ROWS if parts > 1 else min(ROWS, max(16, -(-rows // (PROGRAMS * multiprocessors))))
+    return Tile(own, ROWS, width, step, min(6, stages), 4, parts)
 
 
 def power_of_2(n: int) -> int:

@@ -171,7 +171,8 @@ def _project(
     steps = tl.cdiv(inner, STEP)
     k = tl.arange(0, STEP)
     weight_at = weight + (row.to(tl.int64) * inner)[:, None] + k[None, :]
-    x_at = x + (tl.minimum(token, tokens - 1).to(tl.int64) * x_stride)[None, :] + k[:, None]
+    known = (token < tokens)[None, :]
+    x_at = x + (token.to(tl.int64) * x_stride)[None, :] + k[:, None]
     up_at = weight_at + rows.to(tl.int64) * inner
     total = tl.zeros((PADDED, TOKENS), tl.float32)
     up = tl.zeros((PADDED, TOKENS), tl.float32)
@@ -179,10 +180,10 @@ def _project(
         at = step * STEP
         if EVEN:
             live = mine[:, None]
-            columns = tl.load(x_at + at)
+            columns = tl.load(x_at + at, mask=known, other=0.0)
         else:
             live = mine[:, None] & (at + k < inner)[None, :]
-            columns = tl.load(x_at + at, mask=(at + k < inner)[:, None], other=0.0)
+            columns = tl.load(x_at + at, mask=known & (at + k < inner)[:, None], other=0.0)
         total = tl.dot(tl.load(weight_at + at, mask=live, other=0.0), columns, total, input_precision=PRECISION)
         if GATED:
             up = tl.dot(tl.load(up_at + at, mask=live, other=0.0), columns, up, input_precision=PRECISION)
@@ -192,5 +193,5 @@ def _project(
     tl.store(
         out + place[None, :] + row[:, None],
         total.to(out.dtype.element_ty),
-        mask=mine[:, None] & (token < tokens)[None, :],
+        mask=mine[:, None] & known,
     )

@@ -114,17 +114,18 @@ def _run_tokens(
     through = tl.load(skip + head).to(tl.float32)
     group = head // GROUP
     token = start.to(tl.int64)
-    parts = 1
+    # Bounds of a part come from its number alone: Triton 3.6 was seen to take one carried around the loop for invariant.
+    parts, tokens = 1, end - start
     if SNAPSHOTS:
         kept, after = tl.load(snapshot_rows + seq), tl.load(snapshot_after + seq)
         parts = tl.where(kept >= 0, 2, 1)
-    remaining = end - start
     for part in range(parts):
-        stop, goal = 0, row
+        begin, until, goal = 0, tokens, row
         if SNAPSHOTS:
-            stop = tl.where(part + 1 < parts, remaining - after, 0)
+            begin = tl.where(part > 0, after, 0)
+            until = tl.where(part + 1 < parts, after, tokens)
             goal = tl.where(part + 1 < parts, kept, row)
-        for _ in range(remaining - stop):
+        for _ in range(begin, until):
             write = tl.load(b + token * b_stride + group * N + nc, mask=in_n, other=0.0).to(tl.float32)
             read = tl.load(c + token * c_stride + group * N + nc, mask=in_n, other=0.0).to(tl.float32)
             value = tl.load(x + token * x_stride + head * P + pc, mask=in_p, other=0.0).to(tl.float32)
@@ -134,5 +135,4 @@ def _run_tokens(
             y = tl.sum(s * read[None, :], 1) + through * value
             tl.store(out + (token * HEADS + head) * P + pc, y.to(out.dtype.element_ty), mask=in_p)
             token += 1
-        remaining = stop
         tl.store(state + goal * state_stride + place, s.to(state.dtype.element_ty), mask=inside & (goal >= 0))

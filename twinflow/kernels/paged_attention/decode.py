@@ -18,8 +18,8 @@ from twinflow.kernels.paged_attention.pieces import pair_tiles
 from twinflow.kernels.paged_attention.prefix import attend_prefixes
 from twinflow.kernels.paged_attention.reduce import reduce_parts
 from twinflow.kernels.paged_attention.shared import DEPTH, MOST_PREFIXES, SharedPrefixes
-from twinflow.kernels.paged_attention.tile import attend_tile, attend_tiles, page_of, tile_source
-from twinflow.kernels.triton_tools import dot_precision, multiprocessors, power_of_2, shared_bytes, sigmoid
+from twinflow.kernels.paged_attention.tile import attend_tile, attend_tiles, mass_of, page_of, tiled
+from twinflow.kernels.triton_tools import multiprocessors, power_of_2, shared_bytes, sigmoid
 
 
 def attend_one_query(
@@ -45,14 +45,11 @@ def attend_one_query(
     """Writes `out` (T, H, D) for the sequences with exactly one query; `all_one`: all have. Arguments as in
     `paged_attention`; programs, tile, warps, stages, described, early: tuning."""
     _, heads, dim = q.shape
-    sequences, kv_heads, block_tokens = block_tables.shape[0], k_cache.shape[1], k_cache.shape[2]
+    sequences, kv_heads = block_tables.shape[0], k_cache.shape[1]
     group, width = heads // kv_heads, power_of_2(dim)
     chosen = launch_options(q, width)
-    tile = min(tile or chosen.tile, power_of_2(block_tokens))
+    cache = tiled(k_cache, v_cache, tile or chosen.tile, described=described)
     programs = programs or chosen.programs_each * multiprocessors(q.device)
-    keys, values, is_described = k_cache, v_cache, False
-    if described:
-        (keys, is_described), (values, _) = tile_source(k_cache, tile), tile_source(v_cache, tile)
     prefix = None
     if shared:
         prefix = attend_prefixes(q, k_cache, v_cache, block_tables, cu_seqlens, scale, shared, all_one=all_one)
@@ -67,11 +64,7 @@ def attend_one_query(
     common = {
         "HEADS": heads,
         "GROUP": group,
-        "DIM": dim,
-        "WIDTH": width,
-        "TILE": tile,
         "SEQUENCES": power_of_2(sequences),
-        "BLOCK_TOKENS": block_tokens,
         "ALL_ONE": all_one,
         "GATED": gate is not None,
         "SHARED": shared is not None,
@@ -80,8 +73,8 @@ def attend_one_query(
     }
     _attend[(programs,)](
         q,
-        keys,
-        values,
+        cache.keys,
+        cache.values,
         block_tables,
         context_lens,
         cu_seqlens,
@@ -95,14 +88,10 @@ def attend_one_query(
         gate_stride,
         sequences,
         scale * math.log2(math.e),
-        PAGE_STRIDE=k_cache.stride(0),
-        HEAD_STRIDE=k_cache.stride(1),
-        TOKEN_STRIDE=k_cache.stride(2),
         ROWS=power_of_2(group),
-        DESCRIBED=is_described,
-        PRECISION=dot_precision(q.dtype),
         num_warps=warps,
         num_stages=stages or chosen.stages,
+        **cache.constants,
         **common,
     )
     reduce_parts[(heads, sequences)](
@@ -125,7 +114,11 @@ def attend_one_query(
         DEPTH=DEPTH,
         PREFIXES=MOST_PREFIXES,
         PREFIX_ROWS=prefix.rows if prefix else group,
-        PREFIX_TILE=prefix.tile if prefix else tile,
+        PREFIX_TILE=prefix.tile if prefix else cache.tile,
+        DIM=dim,
+        WIDTH=width,
+        TILE=cache.tile,
+        BLOCK_TOKENS=k_cache.shape[2],
         AT_ONCE=8,
         num_warps=2,
         **common,
@@ -251,5 +244,4 @@ def _attend(
             if whole:
                 slot = 2 * programs + seq * KV_HEADS + kv_head
             tl.store(partial + (slot * GROUP + row)[:, None] * DIM + col[None, :], y, mask=inside)
-            mass = tl.where(total > 0.0, top + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
-            tl.store(lse + slot * GROUP + row, mass, mask=row < GROUP)
+            tl.store(lse + slot * GROUP + row, mass_of(top, total), mask=row < GROUP)

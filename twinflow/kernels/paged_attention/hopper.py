@@ -6,9 +6,9 @@ softmax of this one, and multiplies weights and values beside it, so that the ma
 """
 
 import math
+from functools import lru_cache
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -20,10 +20,32 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from twinflow.kernels.paged_attention.tile import tile_source
+from twinflow.kernels.paged_attention.tile import can_describe, described_rows
+from twinflow.kernels.triton_tools import multiprocessors
 
 ROWS, TILE = 128, 64
 STAGES = 2
+
+
+def suits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lens: tuple[int, ...]) -> bool:
+    """Whether this kernel can serve such tensors, and has enough to do: `lens` are the queries of the longer sequences."""
+    _, heads, dim = q.shape
+    kv_heads = k_cache.shape[1]
+    group = heads // kv_heads
+    return (
+        is_hopper(q.device)
+        and q.dtype == k_cache.dtype
+        and dim in (64, 128, 256)
+        and group <= ROWS // 2
+        and can_describe(k_cache, TILE)
+        and can_describe(v_cache, TILE)
+        and kv_heads * sum(-(-n * group // ROWS) for n in lens) > multiprocessors(q.device)
+    )
+
+
+@lru_cache
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def attend_many_queries(
@@ -44,10 +66,7 @@ def attend_many_queries(
     group = heads // kv_heads
     size = ROWS // 2 // group * 2
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    keys, values = (
-        TensorDescriptor(d.base, d.shape, d.strides, d.block_shape, layout)
-        for d, _ in (tile_source(k_cache, TILE), tile_source(v_cache, TILE))
-    )
+    keys, values = (TensorDescriptor(c, described_rows(c), [dim, 1], [TILE, dim], layout) for c in (k_cache, v_cache))
     gates, gate_stride = (q, 0) if gate is None else (gate, gate.stride(0))
     _attend[(tokens // size + sequences, kv_heads)](
         q,
@@ -196,7 +215,7 @@ def _fetch(
     AT_ONCE: gl.constexpr = 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [1, 1], [1, 0])
     page = gl.load(table)
-    for j in range(0, tiles):
+    for j in range(tiles):
         next_page = gl.load(table + (j + 1) * TILE // BLOCK_TOKENS, mask=j + 1 < tiles, other=-1)
         stage = j % STAGES
         free = (j // STAGES + 1) % 2
@@ -274,8 +293,8 @@ def _attend_rows(
 ):
     """Attends the 64 rows of SIZE queries, in the first or second half of the program's."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
-    P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
+    P: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     IO: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
     first = first_query + HALF * SIZE
     mine = q_shared.index(HALF)
@@ -295,7 +314,7 @@ def _attend_rows(
     seen_by_all = gl.maximum(past + first + 1, 0) // TILE  # tiles
     top = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S))
     total = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, S))
-    acc = gl.full([64, DIM], 0.0, gl.float32, O)
+    acc = gl.full([64, DIM], 0.0, gl.float32, OUT)
     none = gl.full([64, TILE], 0.0, gl.float32, S)
     if tiles > 0:
         mbarrier.wait(bars.index(0), 0)
@@ -322,12 +341,12 @@ def _attend_rows(
             mbarrier.wait(bars.index((j + 1) % STAGES), (j + 1) // STAGES % 2, j + 1 < tiles)
             acc, weights = warpgroup_mma_wait(0, [acc, weights])
             _let_go(bars, 3 * STAGES + before)
-            acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O))[:, None]
+            acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, OUT))[:, None]
         last = (tiles - 1) % STAGES
         mbarrier.wait(bars.index(STAGES + last), (tiles - 1) // STAGES % 2)
         acc = warpgroup_mma(weights, v_shared.index(last), acc)
     share = 1.0 / gl.where(total > 0.0, total, 1.0)
-    y = acc * gl.convert_layout(share, gl.SliceLayout(1, O))[:, None]
+    y = acc * gl.convert_layout(share, gl.SliceLayout(1, OUT))[:, None]
     y = gl.convert_layout(y.to(out.dtype.element_ty), IO)
     if GATED:
         z = gl.load(gate + (io_token * gate_stride + io_head * DIM)[:, None] + io_col[None, :], mask=inside, other=0.0)

@@ -13,8 +13,8 @@ import triton.language as tl
 
 from twinflow.kernels.paged_attention.pieces import prefix_shares
 from twinflow.kernels.paged_attention.shared import DEPTH, MOST_PREFIXES, SharedPrefixes
-from twinflow.kernels.paged_attention.tile import attend_tiles, attend_whole_tiles, tile_source
-from twinflow.kernels.triton_tools import dot_precision, multiprocessors, power_of_2, shared_bytes
+from twinflow.kernels.paged_attention.tile import attend_tiles, mass_of, tiled
+from twinflow.kernels.triton_tools import multiprocessors, power_of_2, shared_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +43,29 @@ def attend_prefixes(
     tile: int = 64,
     warps: int | None = None,
     stages: int | None = None,
-    described: bool = True,
-    ahead: bool = True,
 ) -> PrefixParts:
     """The parts of the rows in `shared`. Arguments as in `attend_one_query`."""
     _, heads, dim = q.shape
-    sequences, kv_heads, block_tokens = block_tables.shape[0], k_cache.shape[1], k_cache.shape[2]
-    group, width = heads // kv_heads, power_of_2(dim)
+    sequences, kv_heads = block_tables.shape[0], k_cache.shape[1]
+    group = heads // kv_heads
     programs = multiprocessors(q.device)
     if q.dtype == torch.float32:
-        rows, tile, warps, stages, ahead = 32, 32, 4, 1, False
+        rows, tile, warps, stages = 32, 32, 4, 1
     if rows is None:
         rows = 128 if sequences * group > 64 else 64
     rows = max(rows, power_of_2(group))
     warps = warps or (8 if rows >= 128 else 4)
     if stages is None:
         stages = 2 if shared_bytes(q.device) >= 200 << 10 or dim <= 128 else 1
-    tile = min(tile, power_of_2(block_tokens))
+    cache = tiled(k_cache, v_cache, tile)
     at_once = rows // group
     units = programs + kv_heads * (MOST_PREFIXES + DEPTH * sequences // at_once)
     partial = torch.empty(units, rows, dim, dtype=torch.float32, device=q.device)
     lse = torch.empty(units, rows, dtype=torch.float32, device=q.device)
-    keys, values, is_described = k_cache, v_cache, False
-    if described:
-        (keys, is_described), (values, _) = tile_source(k_cache, tile), tile_source(v_cache, tile)
     _attend[(programs,)](
         q,
-        keys,
-        values,
+        cache.keys,
+        cache.values,
         block_tables,
         cu_seqlens,
         shared.order,
@@ -80,26 +75,17 @@ def attend_prefixes(
         q.stride(0),
         block_tables.stride(0),
         scale * math.log2(math.e),
-        PAGE_STRIDE=k_cache.stride(0),
-        HEAD_STRIDE=k_cache.stride(1),
-        TOKEN_STRIDE=k_cache.stride(2),
-        BLOCK_TOKENS=block_tokens,
         KV_HEADS=kv_heads,
         GROUP=group,
         SIZE=at_once,
         ROWS=rows,
-        DIM=dim,
-        WIDTH=width,
-        TILE=tile,
         PREFIXES=MOST_PREFIXES,
         ALL_ONE=all_one,
-        DESCRIBED=is_described,
-        AHEAD=ahead and block_tokens % tile == 0,
-        PRECISION=dot_precision(q.dtype),
         num_warps=warps,
         num_stages=stages,
+        **cache.constants,
     )
-    return PrefixParts(partial, lse, rows, tile, programs)
+    return PrefixParts(partial, lse, rows, cache.tile, programs)
 
 
 @triton.jit
@@ -130,7 +116,6 @@ def _attend(
     PREFIXES: tl.constexpr,
     ALL_ONE: tl.constexpr,
     DESCRIBED: tl.constexpr,
-    AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     programs = tl.num_programs(0)
@@ -170,21 +155,14 @@ def _attend(
         last_key = tl.zeros([ROWS], tl.int32) + 2147483647
         table = block_tables + tl.load(order + begin).to(tl.int64) * table_stride
         low_key, high_key = first_key + low * TILE, first_key + high * TILE
-        if AHEAD:
-            acc, top, total = attend_whole_tiles(
-                query, acc, top, total, k_cache, v_cache, table, kv_head, low_key, high_key, scale_log2,
-                PAGE_STRIDE, HEAD_STRIDE, TOKEN_STRIDE, BLOCK_TOKENS, DIM, WIDTH, TILE, DESCRIBED, PRECISION,
-            )  # fmt: skip
-        else:
-            acc, top, total = attend_tiles(
-                query, acc, top, total, k_cache, v_cache, table, kv_head, low_key, high_key, end_key, last_key,
-                scale_log2, PAGE_STRIDE, HEAD_STRIDE, TOKEN_STRIDE, BLOCK_TOKENS, DIM, WIDTH, TILE,
-                BLOCK_TOKENS % TILE != 0, DESCRIBED, PRECISION,
-            )  # fmt: skip
+        acc, top, total = attend_tiles(
+            query, acc, top, total, k_cache, v_cache, table, kv_head, low_key, high_key, end_key, last_key,
+            scale_log2, PAGE_STRIDE, HEAD_STRIDE, TOKEN_STRIDE, BLOCK_TOKENS, DIM, WIDTH, TILE,
+            BLOCK_TOKENS % TILE != 0, DESCRIBED, PRECISION,
+        )  # fmt: skip
         y = acc * (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]
         place_out = unit * ROWS + row
         tl.store(
             partial + place_out.to(tl.int64)[:, None] * DIM + col[None, :], y, mask=live[:, None] & (col < DIM)[None, :]
         )
-        mass = tl.where(total > 0.0, top + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
-        tl.store(lse + place_out, mass, mask=live)
+        tl.store(lse + place_out, mass_of(top, total), mask=live)

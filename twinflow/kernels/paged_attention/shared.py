@@ -36,12 +36,13 @@ class SharedPrefixes:
     @classmethod
     def none(cls, rows: int, device: torch.device | str = "cpu") -> "SharedPrefixes":
         """For `rows` rows that share nothing."""
-        sizes = [rows, rows, rows, rows * DEPTH, MOST_PREFIXES * 4]
-        host = np.zeros(sum(sizes), dtype=np.int32)
-        host[:rows] = host[rows : 2 * rows] = np.arange(rows)
-        host[3 * rows : (3 + DEPTH) * rows] = -1
-        buffer = torch.from_numpy(host).to(device)
-        order, places, own_starts, members, prefixes = buffer.split(sizes)
+        return cls.over(torch.from_numpy(_nothing(rows)).to(device))
+
+    @classmethod
+    def over(cls, buffer: torch.Tensor) -> "SharedPrefixes":
+        """Views of a buffer (B * (3 + DEPTH) + MOST_PREFIXES * 4,) int32."""
+        rows = (len(buffer) - MOST_PREFIXES * 4) // (3 + DEPTH)
+        order, places, own_starts, members, prefixes = buffer.split([rows, rows, rows, rows * DEPTH, MOST_PREFIXES * 4])
         return cls(buffer, order, places, own_starts, members.view(rows, DEPTH), prefixes.view(MOST_PREFIXES, 4))
 
     def copy_(self, other: "SharedPrefixes") -> None:
@@ -49,9 +50,7 @@ class SharedPrefixes:
         self.buffer.copy_(other.buffer, non_blocking=True)
 
     def to(self, device: torch.device | str) -> "SharedPrefixes":
-        moved = SharedPrefixes.none(len(self.order), device)
-        moved.copy_(self)
-        return moved
+        return SharedPrefixes.over(self.buffer.to(device))
 
 
 def group_prefixes(block_tables: np.ndarray, context_lens: np.ndarray, block_tokens: int) -> SharedPrefixes | None:
@@ -159,16 +158,26 @@ def _nested(runs: list[_Run]) -> list[tuple[int, int, int, int]]:
     return prefixes
 
 
+def _nothing(rows: int) -> np.ndarray:
+    """The buffer of `SharedPrefixes` for rows that share nothing."""
+    buffer = np.zeros(rows * (3 + DEPTH) + MOST_PREFIXES * 4, dtype=np.int32)
+    buffer[:rows] = buffer[rows : 2 * rows] = np.arange(rows)
+    buffer[3 * rows : (3 + DEPTH) * rows] = -1
+    return buffer
+
+
 def _filled(order: np.ndarray, prefixes: list[tuple[int, int, int, int]], block_tokens: int) -> SharedPrefixes:
-    result = SharedPrefixes.none(len(order))
-    result.order.numpy()[:] = order
-    result.places.numpy()[order] = np.arange(len(order))
-    own_starts, members = result.own_starts.numpy(), result.members.numpy()
-    depth = np.zeros(len(order), dtype=np.int64)
+    rows = len(order)
+    buffer = _nothing(rows)
+    buffer[:rows] = order
+    buffer[rows + order] = np.arange(rows)
+    own_starts = buffer[2 * rows : 3 * rows]
+    members = buffer[3 * rows : (3 + DEPTH) * rows].reshape(rows, DEPTH)
+    depth = np.zeros(rows, dtype=np.int64)
     for i, (start, end, _, blocks) in enumerate(prefixes):
-        rows = order[start:end]
-        members[rows, depth[rows]] = i
-        depth[rows] += 1
-        own_starts[rows] = blocks * block_tokens
-    result.prefixes.numpy()[: len(prefixes)] = prefixes
-    return result
+        inside = order[start:end]
+        members[inside, depth[inside]] = i
+        depth[inside] += 1
+        own_starts[inside] = blocks * block_tokens
+    buffer[(3 + DEPTH) * rows :][: 4 * len(prefixes)] = np.ravel(prefixes)
+    return SharedPrefixes.over(torch.from_numpy(buffer))

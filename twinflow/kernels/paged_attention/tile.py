@@ -4,34 +4,75 @@ A tile comes through a tensor descriptor (one request to the tensor memory accel
 the cache allows it, else through pointers. Both give zeros where there is no block.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from twinflow.kernels.triton_tools import dot_precision, power_of_2
+
 MOST_ROWS = 2**31 - 1
 
 
-def tile_source(cache: torch.Tensor, tile: int) -> tuple[torch.Tensor | TensorDescriptor, bool]:
-    """What kernels read `cache` (blocks, Hkv, block_tokens, D) through, and whether it is a descriptor.
+@dataclass(frozen=True, slots=True)
+class TiledCache:
+    """What kernels read K and V through: descriptors or the tensors themselves, and the constants that go with them."""
 
-    The descriptor sees all tokens of all heads and blocks as rows of D, with other layers in between; a tile is `tile` of
-    them, so it must not cross a block, and half types only: what multiplies fp32 exactly reads registers anyway.
-    """
-    blocks, heads, block_tokens, dim = cache.shape
-    strides = cache.stride()
-    rows = ((blocks - 1) * strides[0] + (heads - 1) * strides[1]) // dim + block_tokens
-    fits = (
-        cache.dtype.itemsize == 2
+    keys: torch.Tensor | TensorDescriptor
+    values: torch.Tensor | TensorDescriptor
+    tile: int
+    constants: dict[str, int | bool | str]
+
+
+def tiled(k_cache: torch.Tensor, v_cache: torch.Tensor, tile: int, *, described: bool = True) -> TiledCache:
+    """In tiles of at most `tile` keys, through descriptors where the cache allows it and `described` does not forbid it."""
+    _, _, block_tokens, dim = k_cache.shape
+    tile = min(tile, power_of_2(block_tokens))
+    described = described and can_describe(k_cache, tile) and can_describe(v_cache, tile)
+    keys, values = (describe(c, tile) if described else c for c in (k_cache, v_cache))
+    constants = {
+        "PAGE_STRIDE": k_cache.stride(0),
+        "HEAD_STRIDE": k_cache.stride(1),
+        "TOKEN_STRIDE": k_cache.stride(2),
+        "BLOCK_TOKENS": block_tokens,
+        "DIM": dim,
+        "WIDTH": power_of_2(dim),
+        "TILE": tile,
+        "DESCRIBED": described,
+        "PRECISION": dot_precision(k_cache.dtype),
+    }
+    return TiledCache(keys, values, tile, constants)
+
+
+def can_describe(cache: torch.Tensor, tile: int) -> bool:
+    """Whether a descriptor can address `cache` (blocks, Hkv, block_tokens, D) as rows of D, `tile` at a time: a tile must not
+    cross a block; half types only, since what multiplies fp32 exactly reads registers anyway; from Hopper on, since before
+    it a descriptor is emulated, slowly."""
+    dim, strides = cache.shape[3], cache.stride()
+    return (
+        (cache.device.type == "cpu" or torch.cuda.get_device_capability(cache.device) >= (9, 0))
+        and cache.dtype.itemsize == 2
         and dim % 16 == 0
         and dim == triton.next_power_of_2(dim)
-        and strides[2] == dim
+        and strides[2:] == (dim, 1)
         and strides[0] % dim == strides[1] % dim == 0
-        and block_tokens % tile == 0
+        and cache.shape[2] % tile == 0
         and cache.data_ptr() % 16 == 0
-        and rows <= MOST_ROWS
+        and cache.shape[0] * strides[0] // dim <= MOST_ROWS
     )
-    return (TensorDescriptor(cache, [rows, dim], [dim, 1], [tile, dim]), True) if fits else (cache, False)
+
+
+def described_rows(cache: torch.Tensor) -> list[int]:
+    """Shape of the matrix that a descriptor sees: all tokens of all heads and blocks, other layers' in between, by D."""
+    blocks, heads, block_tokens, dim = cache.shape
+    return [((blocks - 1) * cache.stride(0) + (heads - 1) * cache.stride(1)) // dim + block_tokens, dim]
+
+
+def describe(cache: torch.Tensor, tile: int) -> TensorDescriptor:
+    dim = cache.shape[3]
+    return TensorDescriptor(cache, described_rows(cache), [dim, 1], [tile, dim])
 
 
 @triton.jit
@@ -111,6 +152,12 @@ def absorb(scores, acc, top, total, scale_log2, bias):
     weights = tl.exp2(scores * scale_log2 + (bias - base)[:, None])
     shrink = tl.exp2(top - base)
     return weights, acc * shrink[:, None], new_top, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def mass_of(top, total):
+    """What a part weighs: the logarithm (base 2) of the sum of its exponentials, -inf without keys."""
+    return tl.where(total > 0.0, top + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
 
 
 @triton.jit
@@ -199,66 +246,4 @@ def attend_tiles(
             q, acc, top, total, k_cache, v_cache, table, here, kv_head, first, end, last_key, scale_log2,
             PAGE_STRIDE, HEAD_STRIDE, TOKEN_STRIDE, BLOCK_TOKENS, DIM, WIDTH, TILE, MASKED, DESCRIBED, PRECISION,
         )  # fmt: skip
-    return acc, top, total
-
-
-@triton.jit
-def attend_whole_tiles(
-    q,
-    acc,
-    top,
-    total,
-    k_cache,
-    v_cache,
-    table,
-    kv_head,
-    low,
-    high,
-    scale_log2,
-    PAGE_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
-    TOKEN_STRIDE: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-    DESCRIBED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Keys low .. high-1, which every row sees, in tiles that lie in one block each. The scores of the next tile are begun
-    before the softmax of this one, so that the matrix unit has work meanwhile."""
-    if low < high:
-        page = page_of(table, low, high, BLOCK_TOKENS, TILE)
-        next_page = page_of(table, low + TILE, high, BLOCK_TOKENS, TILE)
-        at, there = locate(
-            table,
-            page,
-            kv_head,
-            low,
-            high,
-            PAGE_STRIDE,
-            HEAD_STRIDE,
-            TOKEN_STRIDE,
-            BLOCK_TOKENS,
-            TILE,
-            False,
-            DESCRIBED,
-        )
-        k = read(k_cache, at, there, DIM, WIDTH, False, DESCRIBED)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        for first in range(low + TILE, high, TILE):
-            next_at, next_there = locate(
-                table, next_page, kv_head, first, high,
-                PAGE_STRIDE, HEAD_STRIDE, TOKEN_STRIDE, BLOCK_TOKENS, TILE, False, DESCRIBED,
-            )  # fmt: skip
-            next_page = page_of(table, first + TILE, high, BLOCK_TOKENS, TILE)
-            k = read(k_cache, next_at, next_there, DIM, WIDTH, False, DESCRIBED)
-            next_scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            weights, acc, top, total = absorb(scores, acc, top, total, scale_log2, bias_of(there))
-            v = read(v_cache, at, there, DIM, WIDTH, False, DESCRIBED)
-            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
-            at, there, scores = next_at, next_there, next_scores
-        weights, acc, top, total = absorb(scores, acc, top, total, scale_log2, bias_of(there))
-        v = read(v_cache, at, there, DIM, WIDTH, False, DESCRIBED)
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
     return acc, top, total

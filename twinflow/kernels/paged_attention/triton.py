@@ -4,6 +4,8 @@ Sequences with one query go to `decode.py` (keys split over programs), longer on
 Lengths of contexts are read on the device only.
 """
 
+from functools import lru_cache
+
 import torch
 
 from twinflow.kernels.paged_attention.decode import attend_one_query
@@ -30,10 +32,16 @@ def paged_attention(
     if k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
         raise ValueError(f"K and V must lie alike, strides are {k_cache.stride()} and {v_cache.stride()}")
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    longest, shortest = max(seq_lens, default=0), min(seq_lens, default=0)
+    single, longer = _split(seq_lens)
     where = (k_cache, v_cache, block_tables, context_lens, cu_seqlens)
-    if 1 in seq_lens:
-        attend_one_query(q, *where, scale, out, all_one=longest == shortest == 1, gate=gate, shared=shared)
-    if longest > 1:
-        attend_many_queries(q, *where, scale, out, gate=gate)
+    if single:
+        attend_one_query(q, *where, scale, out, all_one=single == len(seq_lens), gate=gate, shared=shared)
+    if longer:
+        attend_many_queries(q, *where, scale, out, lens=longer, gate=gate)
     return out
+
+
+@lru_cache(maxsize=64)  # every layer asks for the same
+def _split(seq_lens: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """How many sequences have one query, and the lengths of those that have more."""
+    return seq_lens.count(1), tuple(n for n in seq_lens if n > 1)

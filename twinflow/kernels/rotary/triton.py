@@ -26,9 +26,7 @@ def rotary_angles(
 
 
 @triton.jit
-def _angles(
-    positions, inv_freq, cos, sin, tokens, HALF: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
+def _angles(positions, inv_freq, cos, sin, tokens, HALF: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait_for_previous(EARLY)
     let_next_start(EARLY)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

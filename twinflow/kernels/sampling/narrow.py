@@ -1,8 +1,8 @@
-"""From a bracket to the threshold itself: one program per row, searching among gathered keys. Part of `threshold.py`.
+"""From a bracket to the threshold itself: one program per row, searching among gathered logits. Part of `threshold.py`.
 
-A search is (low, high, above): what is at or above `low` measures at least the target; what is at or above `high` less, namely
-`above`. A source is (gathered, size, outside): `size` gathered keys, or those of the row; it holds every key from low to high,
-and `outside` is the measure of what it lacks above them.
+A search is (low, high, above), two keys and a measure: what is at or above `low` measures at least the target; what is at or
+above `high` less, namely `above`. A source is (gathered, size, outside): `size` gathered logits, or those of the row; it holds
+all from low to high, and `outside` is the measure of what it lacks above them.
 """
 
 import triton
@@ -15,7 +15,6 @@ from twinflow.kernels.sampling.row import (
     FROM_HIGH,
     FROM_LOW,
     LEAST_KEY,
-    NO_KEY,
     QUOTA,
     SCRATCH,
     THRESHOLD,
@@ -28,7 +27,6 @@ from twinflow.kernels.sampling.row import (
     has_threshold,
     is_drawn,
     key_value,
-    keys_of,
     open_row,
     order_key,
     thread_sums,
@@ -49,7 +47,7 @@ def narrow(
     scratch,
     n,
     V,
-    keys,
+    kept,
     ROOM: tl.constexpr,
     TILE: tl.constexpr,
     THREADS: tl.constexpr,
@@ -59,7 +57,7 @@ def narrow(
     row = open_row(logits, stride, records, histories, history_stride, edits, steps, n, V)
     record = row[0]
     scratch += tl.program_id(0) * SCRATCH
-    keys += tl.program_id(0).to(tl.int64) * ROOM
+    kept += tl.program_id(0).to(tl.int64) * ROOM
     best = best_value(tl.load(scratch + BEST))
     if has_threshold(record) & is_drawn(record, best):
         scale = weight_scale(record)
@@ -72,13 +70,13 @@ def narrow(
             by_count = (top_k > 0) & (stage == 0)
             again = both & (stage == 0)
             search, source = _search(
-                search, source, target, by_count, again, keys, row, best, scale, ROOM, TILE, THREADS, ADJUSTS
+                search, source, target, by_count, again, kept, row, best, scale, ROOM, TILE, THREADS, ADJUSTS
             )
             low, high, above = search
-            weight = weights(key_value(low.to(tl.int32)), best, scale)
+            weight = weights(key_value(low), best, scale)
             quota = tl.where(by_count, target - above, tl.cdiv(target - above, tl.maximum(weight, 1)))
             if again:
-                above = _mass_above(low, source, keys, row, best, scale, TILE, THREADS, ADJUSTS)
+                above = _mass_above(low, source, kept, row, best, scale, TILE, THREADS, ADJUSTS)
                 target = mass_target(top_p, above + quota * weight)
                 if target <= above:  # else the threshold stays, with a smaller quota
                     low += 1
@@ -92,7 +90,7 @@ def narrow(
 
 @triton.jit
 def _begin(record, scratch, best, V, ROOM: tl.constexpr):
-    """(search, source, target): among the gathered keys, or in the whole row where these do not enclose the threshold."""
+    """(search, source, target): among the gathered logits, or in the whole row where these do not enclose the threshold."""
     low, high, above = bracket(record, scratch, best)
     filled = tl.load(scratch + FILLED)
     gathered = filled <= ROOM
@@ -115,7 +113,7 @@ def _search(
     target,
     by_count,
     keep_top,
-    keys,
+    kept,
     row,
     best,
     scale,
@@ -124,19 +122,19 @@ def _search(
     THREADS: tl.constexpr,
     ADJUSTS: tl.constexpr,
 ):
-    """(search, source) once high = low + 1. With `keep_top` the source still holds every key above then."""
+    """(search, source) once high = low + 1. With `keep_top` the source still holds all from low on then."""
     low, high, above = search
     gathered, size, outside = source
     top = order_key(best).to(tl.int64) + 1
     while high - low > 1:
         step = (high - low + PIVOTS) // (PIVOTS + 1)
-        cuts = ()
+        cuts = tl.tuple(())
         for p in tl.static_range(PIVOTS):
-            cuts += (tl.minimum(low + (p + 1) * step, top).to(tl.int32),)
+            cuts += (key_value(tl.minimum(low + (p + 1) * step, top)),)
         sums = no_measures(THREADS, tl.int64)
         for start in range(0, size, TILE):
-            key, weight = _load((gathered, size, outside), keys, row, start, best, scale, TILE, ADJUSTS)
-            sums = measure(key, tl.where(by_count, 1, weight), cuts, sums, THREADS)
+            x = _load((gathered, size, outside), kept, row, start, TILE, ADJUSTS)
+            sums = measure(x, tl.where(by_count, 1, weights(x, best, scale)), cuts, sums, THREADS)
         measures = totals(sums) + outside
         at = tl.sum((measures >= target).to(tl.int32), 0).to(tl.int64)
         if (at < PIVOTS) & (low + (at + 1) * step < high):
@@ -144,49 +142,50 @@ def _search(
             above = pick(measures, at)
         low += at * step
         if size > TILE:
-            end = tl.where(keep_top, top, high).to(tl.int32)
-            kept = _keep(low, end, (gathered, size, outside), keys, row, best, scale, ROOM, TILE, ADJUSTS)
-            if kept <= ROOM:
-                gathered = kept <= ROOM
-                size = kept
+            end = tl.where(keep_top, top, high)
+            left = _keep(low, end, (gathered, size, outside), kept, row, ROOM, TILE, ADJUSTS)
+            if left <= ROOM:
+                gathered = left <= ROOM
+                size = left
                 outside = tl.where(keep_top, 0, above)
     return (low, high, above), (gathered, size, outside)
 
 
 @triton.jit
-def _keep(low, end, source, keys, row, best, scale, ROOM: tl.constexpr, TILE: tl.constexpr, ADJUSTS: tl.constexpr):
-    """Writes the keys of the source in low..end-1 to `keys`, as many as fit, and returns how many there are. In place: what
-    a tile writes was read before, by this tile or an earlier one."""
-    kept = tl.full((), 0, tl.int32)
+def _keep(low, end, source, kept, row, ROOM: tl.constexpr, TILE: tl.constexpr, ADJUSTS: tl.constexpr):
+    """Writes the logits of the source in low..end-1 to `kept`, as many as fit, and returns how many there are. In place: what a
+    tile overwrites was read before, by this tile or an earlier one."""
+    low, end = key_value(low), key_value(end)
+    left = tl.full((), 0, tl.int32)
     for start in range(0, source[1], TILE):
-        key, _ = _load(source, keys, row, start, best, scale, TILE, ADJUSTS)
-        inside = (key >= low.to(tl.int32)) & (key < end)
-        place = kept + tl.cumsum(inside.to(tl.int32), 0) - 1
+        x = _load(source, kept, row, start, TILE, ADJUSTS)
+        inside = (x >= low) & (x < end)
+        place = left + tl.cumsum(inside.to(tl.int32), 0) - 1
         tl.debug_barrier()
-        tl.store(keys + place, key, mask=inside & (place < ROOM))
-        kept += tl.sum(inside.to(tl.int32), 0)
+        tl.store(kept + place, x, mask=inside & (place < ROOM))
+        left += tl.sum(inside.to(tl.int32), 0)
     tl.debug_barrier()
-    return kept
+    return left
 
 
 @triton.jit
-def _mass_above(low, source, keys, row, best, scale, TILE: tl.constexpr, THREADS: tl.constexpr, ADJUSTS: tl.constexpr):
+def _mass_above(low, source, kept, row, best, scale, TILE: tl.constexpr, THREADS: tl.constexpr, ADJUSTS: tl.constexpr):
+    """What the logits of the source above `low` weigh."""
+    low = key_value(low)
     mass = tl.zeros((THREADS,), tl.int64)
     for start in range(0, source[1], TILE):
-        key, weight = _load(source, keys, row, start, best, scale, TILE, ADJUSTS)
-        mass += thread_sums(tl.where(key > low.to(tl.int32), weight, 0), THREADS)
+        x = _load(source, kept, row, start, TILE, ADJUSTS)
+        mass += thread_sums(tl.where(x > low, weights(x, best, scale), 0), THREADS)
     return tl.sum(mass, 0)
 
 
 @triton.jit
-def _load(source, keys, row, start, best, scale, TILE: tl.constexpr, ADJUSTS: tl.constexpr):
-    """Keys and weights of a tile of the source; NO_KEY where it has ended."""
+def _load(source, kept, row, start, TILE: tl.constexpr, ADJUSTS: tl.constexpr):
+    """A tile of the source; -inf where it has ended."""
     gathered, size, _ = source
     if gathered:
         at = start + tl.arange(0, TILE)
-        key = tl.load(keys + at, mask=at < size, other=NO_KEY)
-        x = key_value(tl.where(key == NO_KEY, LEAST_KEY, key))
+        x = tl.load(kept + at, mask=at < size, other=float("-inf"))
     else:
         x = adjusted(row, start, TILE, ADJUSTS)
-        key = keys_of(x, row, start, TILE)
-    return key, weights(x, best, scale)
+    return x

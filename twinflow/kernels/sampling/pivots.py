@@ -13,7 +13,6 @@ from twinflow.kernels.sampling.row import (
     TOP_P,
     float_word,
     order_key,
-    thread_sums,
 )
 
 PIVOTS = tl.constexpr(16)
@@ -22,7 +21,7 @@ UNIT = tl.constexpr(1 << 20)  # of SHARES, which are fixed-point numbers
 
 @triton.jit
 def pivot(i, scratch, best):
-    """int32 key of pivot i (0..15), descending: 6 from the largest logit down to 2.4 deviations above the mean, 9 through the
+    """Key of pivot i (0..15), descending: 6 from the largest logit down to 2.4 deviations above the mean, 9 through the
     bulk, and the key of -inf."""
     count = tl.maximum(tl.load(scratch + COUNT).to(tl.float32), 1.0)
     mean = tl.load(scratch + SUM).to(tl.float32) / 65536.0 / count
@@ -30,39 +29,42 @@ def pivot(i, scratch, best):
     shoulder = tl.minimum(mean + 2.4 * spread, best)
     head = tl.maximum(best - (best - shoulder) * (i + 1).to(tl.float32) / 6.0, shoulder)
     bulk = tl.minimum(mean + (2.4 - 0.42 * (i - 5).to(tl.float32)) * spread, best)
-    return tl.where(i == PIVOTS - 1, LEAST_KEY, order_key(tl.where(i < 6, head, bulk) + 0.0))
+    return tl.where(i == PIVOTS - 1, LEAST_KEY, order_key(tl.where(i < 6, head, bulk)))
 
 
 @triton.jit
 def no_measures(THREADS: tl.constexpr, dtype: tl.constexpr):
     """A tuple of one zero (THREADS,) per pivot."""
     zero = tl.zeros((THREADS,), dtype)
-    zeros = ()
+    zeros = tl.tuple(())
     for _ in tl.static_range(PIVOTS):
         zeros += (zero,)
     return zeros
 
 
 @triton.jit
-def measure(key, value, pivots, sums, THREADS: tl.constexpr):
-    """Adds to each of `sums` the values (TILE,) of the keys at or above its pivot, in the thread that holds them."""
-    added = ()
+def measure(x, value, pivots, sums, THREADS: tl.constexpr):
+    """Adds to each of `sums` the values (TILE,) of the logits at or above its pivot, in the thread that holds them."""
+    EACH: tl.constexpr = x.shape[0] // THREADS
+    x = tl.reshape(x, (THREADS, EACH))
+    value = tl.reshape(value, (THREADS, EACH))
+    added = tl.tuple(())
     for p in tl.static_range(PIVOTS):
-        added += (sums[p] + thread_sums(tl.where(key >= pivots[p], value, 0), THREADS),)
+        added += (sums[p] + tl.sum(tl.where(x >= pivots[p], value, 0), 1),)
     return added
 
 
 @triton.jit
 def totals(sums):
     """(PIVOTS,): each of the tuple `sums` over all threads."""
-    pairs = ()
+    pairs = tl.tuple(())
     for p in tl.static_range(8):
         pairs += (tl.join(sums[p], sums[p + 8]),)
-    fours = ()
+    fours = tl.tuple(())
     for p in tl.static_range(4):
         fours += (tl.join(pairs[p], pairs[p + 4]),)
-    all = tl.join(tl.join(fours[0], fours[2]), tl.join(fours[1], fours[3]))
-    return tl.sum(tl.reshape(all, (sums[0].shape[0], PIVOTS)), 0)
+    joined = tl.join(tl.join(fours[0], fours[2]), tl.join(fours[1], fours[3]))
+    return tl.sum(tl.reshape(joined, (sums[0].shape[0], PIVOTS)), 0)
 
 
 @triton.jit

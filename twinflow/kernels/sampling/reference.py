@@ -91,7 +91,7 @@ def _adjust(
     x = logits.to(torch.float32, copy=True)
     if history is not None:
         times = history.int() & COUNT_MASK
-        scaled = torch.where(x < 0, x * floats[REPETITION], x / floats[REPETITION])
+        scaled = torch.where(x < 0, x * floats[REPETITION], x * (1.0 / floats[REPETITION]))
         x = torch.where(history != 0, scaled, x)
         x -= torch.where(times > 0, floats[PRESENCE] + floats[FREQUENCY] * times, 0.0)
     if integers[EDIT_COUNT]:

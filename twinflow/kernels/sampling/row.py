@@ -21,10 +21,10 @@ EDIT_START = tl.constexpr(of.EDIT_START)
 EDIT_COUNT = tl.constexpr(of.EDIT_COUNT)
 COUNT_MASK = tl.constexpr(of.COUNT_MASK)
 BAN_BIT = tl.constexpr(of.BAN_BIT)
+EDIT_BLOCK = tl.constexpr(of.EDIT_BLOCK)
 WEIGHT_ONE = tl.constexpr(float(1 << of.WEIGHT_BITS))
 
 LOW_BITS = tl.constexpr((1 << 31) - 1)
-NO_KEY = tl.constexpr(-(1 << 31))  # below every key: entries past the vocabulary
 LEAST_KEY = tl.constexpr(-(1 << 31) + (1 << 23) - 1)  # of -inf
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -49,21 +49,22 @@ def float_word(record, WORD: tl.constexpr):
 
 @triton.jit
 def order_key(x):
-    """int32 keys that order fp32 as numbers, but for -0.0 (not in `adjusted`) and NaN (not in rows that are drawn)."""
+    """int32 keys that order fp32 as numbers (-0.0 below 0.0); not for NaN."""
     bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ LOW_BITS, bits)
+    return bits ^ ((bits >> 31) & LOW_BITS)
 
 
 @triton.jit
 def key_value(key):
-    """The fp32 of an int32 key."""
-    return tl.where(key < 0, key ^ LOW_BITS, key).to(tl.float32, bitcast=True)
+    """The fp32 of a key."""
+    key = key.to(tl.int32)
+    return (key ^ ((key >> 31) & LOW_BITS)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def best_value(best):
     """The largest logit of a row from its packed BEST word: the key in the upper bits, LOW_BITS - id below."""
-    return key_value(((best >> 31) - (1 << 31)).to(tl.int32))
+    return key_value((best >> 31) - (1 << 31))
 
 
 @triton.jit
@@ -99,14 +100,14 @@ def open_row(logits, stride, records, histories, history_stride, edits, steps, n
 
 @triton.jit
 def adjusted(row, start, TILE: tl.constexpr, ADJUSTS: tl.constexpr):
-    """fp32 logits start..start+TILE-1 of a row after penalties and edits; -inf past the end, no -0.0."""
+    """fp32 logits start..start+TILE-1 of a row after penalties and edits; -inf past the end. TILE in whole EDIT_BLOCKs."""
     record, base, histories, history_stride, edits, position, V = row
     col = start + tl.arange(0, TILE)
     x = tl.load(base + col, mask=col < V, other=float("-inf")).to(tl.float32)
     if ADJUSTS:
         x = _penalise(x, col, record, histories, history_stride, V)
-        x = _edit(x, col, start, record, edits, position, TILE)
-    return x + 0.0
+        x = _edit(x, col, start, record, edits, position, V, TILE)
+    return x
 
 
 @triton.jit
@@ -118,19 +119,22 @@ def _penalise(x, col, record, histories, history_stride, V):
         repetition = float_word(record, REPETITION).to(tl.float32)
         presence = float_word(record, PRESENCE).to(tl.float32)
         frequency = float_word(record, FREQUENCY).to(tl.float32)
-        x = tl.where(seen != 0, tl.where(x < 0.0, x * repetition, tl.math.div_rn(x, repetition)), x)
+        inverse = (1.0 / float_word(record, REPETITION)).to(tl.float32)
+        x = tl.where(seen != 0, x * tl.where(x < 0.0, repetition, inverse), x)
         x = x - tl.where(times > 0, presence + frequency * times.to(tl.float32), 0.0)
     return x
 
 
 @triton.jit
-def _edit(x, col, start, record, edits, position, TILE: tl.constexpr):
+def _edit(x, col, start, record, edits, position, V, TILE: tl.constexpr):
     """Adds the row's biases and bans its ids, those that lie in this tile."""
-    count = tl.load(record + EDIT_COUNT).to(tl.int32)
+    count = tl.load(record + EDIT_COUNT)
     if count > 0:
         mine = edits + tl.load(record + EDIT_START)
         bans = position < tl.load(record + MIN_TOKENS)
-        first, last = _edits_between(mine, count, start, start + TILE)
+        end = tl.minimum((start + TILE) // EDIT_BLOCK, tl.cdiv(V, EDIT_BLOCK))
+        first = tl.load(mine + count + start // EDIT_BLOCK)
+        last = tl.load(mine + count + end)
         for i in range(first, last):
             edit = tl.load(mine + i)
             hit = col == (edit >> (BAN_BIT + 1)).to(tl.int32)
@@ -141,25 +145,6 @@ def _edit(x, col, start, record, edits, position, TILE: tl.constexpr):
 
 
 @triton.jit
-def _edits_between(mine, count, start, end):
-    """The span of a row's edits whose ids lie in start..end-1."""
-    first = 0
-    last = 0
-    for at in range(0, count, 128):
-        index = at + tl.arange(0, 128)
-        ids = tl.load(mine + index, mask=index < count, other=(1 << 62)) >> (BAN_BIT + 1)
-        first += tl.sum((ids < start).to(tl.int32))
-        last += tl.sum((ids < end).to(tl.int32))
-    return first, last
-
-
-@triton.jit
 def thread_sums(values, THREADS: tl.constexpr):
     """(THREADS,): sums of the neighbouring entries that each thread holds, without talking to others."""
     return tl.sum(tl.reshape(values, (THREADS, values.shape[0] // THREADS)), 1)
-
-
-@triton.jit
-def keys_of(x, row, start, TILE: tl.constexpr):
-    """int32 keys of a tile; NO_KEY past the vocabulary."""
-    return tl.where(start + tl.arange(0, TILE) < row[6], order_key(x), NO_KEY)

@@ -19,6 +19,7 @@ PROMPT_MARK = -(1 << 15)  # the sign bit of a history entry; the other 15 bits c
 COUNT_MASK = (1 << 15) - 1
 
 BAN_BIT = 32  # of an edit: id << 33 | banned until min_tokens << 32 | fp32 bits of the bias
+EDIT_BLOCK = 1024  # ids
 
 OK, BROKEN, NOTHING_LEFT = range(3)  # outcome of a row; a token that is not OK reads 0
 
@@ -29,7 +30,8 @@ class RowTables:
 
     `records` (R, WORDS) int64; TOP_K 0 = off, HISTORY = row of `histories` or -1, EDIT_START and EDIT_COUNT = a span of
     `edits`. `histories` (H, V) int16, any row stride: see PROMPT_MARK; drawn tokens are counted by the kernels. `edits`
-    (E,) int64, ascending within a span, one per token id.
+    (E,) int64: a span holds its edits, one per token id, ascending, and behind them, for each EDIT_BLOCK of ids and for the
+    end, how many edits lie before it.
     """
 
     records: torch.Tensor

@@ -17,7 +17,6 @@ from twinflow.kernels.sampling.row import (
     HISTORY,
     LOW_BITS,
     MIN_P,
-    NO_KEY,
     QUOTA,
     SCRATCH,
     SQUARES,
@@ -30,7 +29,6 @@ from twinflow.kernels.sampling.row import (
     has_threshold,
     is_drawn,
     key_value,
-    keys_of,
     open_row,
     order_key,
     splits_for,
@@ -45,8 +43,8 @@ from twinflow.kernels.triton_tools import power_of_2
 __all__ = ["sample_tokens", "token_logprobs"]
 
 _OK, _BROKEN, _NOTHING_LEFT = tl.constexpr(OK), tl.constexpr(BROKEN), tl.constexpr(NOTHING_LEFT)
-_BEST_TILE, _BEST_WARPS, _BEST_PROGRAMS = 2048, 4, 16  # programs per multiprocessor
-_TILE, _WARPS = 4096, 8
+_BEST_TILE, _BEST_WARPS, _BEST_PROGRAMS = 2048, 8, 8  # programs per multiprocessor
+_TILE, _WARPS = 2048, 4
 
 
 def sample_tokens(logits: torch.Tensor, tables: RowTables, steps: torch.Tensor, needs: Needs) -> torch.Tensor:
@@ -113,7 +111,7 @@ def _find_best(
     squares = tl.zeros((THREADS,), tl.float32)
     for start in range(tl.program_id(1) * TILE, V, tl.num_programs(1) * TILE):
         x = adjusted(row, start, TILE, ADJUSTS)
-        x = tl.where(x != x, float("inf"), x)
+        x = tl.where(x != x, float("inf"), x + 0.0)
         more = x > best
         best_start = tl.where(more, start, best_start)
         best = tl.where(more, x, best)
@@ -134,11 +132,11 @@ def _find_best(
 
 @triton.jit
 def _limits(record, scratch):
-    """(threshold key, how many of its ties stay, least weight): what a row keeps."""
-    least = (float_word(record, MIN_P) * WEIGHT_ONE).to(tl.int64)
-    threshold = tl.load(scratch + THRESHOLD).to(tl.int32)
+    """(least logit, how many of those equal to it stay, least weight): what a row keeps."""
+    least_weight = (float_word(record, MIN_P) * WEIGHT_ONE).to(tl.int64)
     asked = has_threshold(record)
-    return tl.where(asked, threshold, NO_KEY), tl.where(asked, tl.load(scratch + QUOTA), 0), least
+    least = tl.where(asked, key_value(tl.load(scratch + THRESHOLD)), float("-inf"))
+    return least, tl.where(asked, tl.load(scratch + QUOTA), 0), least_weight
 
 
 @triton.jit(do_not_specialize=["n", "V"])
@@ -166,14 +164,13 @@ def _weigh_tiles(
     scratch += i * SCRATCH
     best = best_value(tl.load(scratch + BEST))
     if is_drawn(record, best):
-        threshold, _, least = _limits(record, scratch)
+        least, _, least_weight = _limits(record, scratch)
         x = adjusted(row, tile * TILE, TILE, ADJUSTS)
-        key = keys_of(x, row, tile * TILE, TILE)
         weight = weights(x, best, weight_scale(record))
-        tl.store(masses + i * WIDTH + tile, tl.sum(tl.where((key > threshold) & (weight >= least), weight, 0), 0))
+        tl.store(masses + i * WIDTH + tile, tl.sum(tl.where((x > least) & (weight >= least_weight), weight, 0), 0))
         tied = 0
-        if threshold != NO_KEY:
-            tied = tl.sum((key == threshold).to(tl.int32), 0)
+        if has_threshold(record):
+            tied = tl.sum((x == least).to(tl.int32), 0)
         tl.store(ties + i * WIDTH + tile, tied)
 
 
@@ -181,13 +178,13 @@ def _weigh_tiles(
 def _find_tile(mass, tied, limits, best, scale, bits, WIDTH: tl.constexpr):
     """(tile, target, quota): where the cumulative mass passes the target, and what of target and quota is left for it.
 
-    mass (WIDTH,) above the threshold per tile, tied tokens on it: these stay in vocabulary order until the quota is used up.
+    mass (WIDTH,) above the least logit per tile, tied tokens on it: these stay in vocabulary order until the quota is used up.
     """
-    threshold, quota, least = limits
+    least, quota, least_weight = limits
     at = tl.arange(0, WIDTH)
-    weight = weights(key_value(tl.where(threshold == NO_KEY, order_key(best), threshold)), best, scale)
+    weight = weights(least, best, scale)
     stay = tl.minimum(tl.maximum(quota - (tl.cumsum(tied, 0) - tied), 0), tied)
-    mass += tl.where(weight >= least, stay * weight, 0)
+    mass += tl.where(weight >= least_weight, stay * weight, 0)
     total = tl.sum(mass, 0)
     target = (bits.to(tl.float64) * (1.0 / (1 << 53)) * total.to(tl.float64)).to(tl.int64)
     target = tl.minimum(target, total - 1)
@@ -198,12 +195,12 @@ def _find_tile(mass, tied, limits, best, scale, bits, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _find_token(key, weight, limits, quota, target):
+def _find_token(x, weight, limits, quota, target):
     """The first entry of a tile at which the mass of what is kept passes `target`."""
-    threshold, _, least = limits
-    tied = (key == threshold) & (key != NO_KEY)
-    stays = (key > threshold) | (tied & (tl.cumsum(tied.to(tl.int32), 0) <= quota))
-    mass = tl.cumsum(tl.where(stays & (weight >= least), weight, 0), 0)
+    least, _, least_weight = limits
+    tied = x == least
+    stays = (x > least) | (tied & (tl.cumsum(tied.to(tl.int32), 0) <= quota))
+    mass = tl.cumsum(tl.where(stays & (weight >= least_weight), weight, 0), 0)
     return tl.sum((mass <= target).to(tl.int64), 0)
 
 
@@ -247,8 +244,7 @@ def _draw(
             scale = weight_scale(record)
             tile, target, quota = _find_tile(mass, tied, limits, best, scale, bits, WIDTH)
             x = adjusted(row, tile * TILE, TILE, ADJUSTS)
-            key = keys_of(x, row, tile * TILE, TILE)
-            token = tile * TILE + _find_token(key, weights(x, best, scale), limits, quota, target)
+            token = tile * TILE + _find_token(x, weights(x, best, scale), limits, quota, target)
     outcome = tl.where(best == float("inf"), _BROKEN, tl.where(best == float("-inf"), _NOTHING_LEFT, _OK))
     token = tl.where(outcome == _OK, token, 0)
     tl.store(out + i, token)

@@ -33,10 +33,26 @@ class GatedDelta:
         mixed, z, b, a = ops.linear(x, self.in_proj).split(
             [2 * keys + values, values, self.value_heads, self.value_heads], dim=-1
         )
-        conv_state = step.views("state", "conv", self.index)
-        mixed = ops.causal_conv1d(
-            mixed, self.conv, None, conv_state, batch.state_rows, batch.fresh, batch.cu_seqlens, batch.seq_lens
-        )
+        conv_state, state = step.views("state", "conv", self.index), step.views("state", "temporal", self.index)
+        if tokens == len(batch.seq_lens) and max(batch.seq_lens) == 1:
+            y = ops.gated_delta_decode(
+                mixed,
+                z,
+                a,
+                b,
+                self.conv,
+                conv_state,
+                self.a_log,
+                self.dt_bias,
+                state,
+                self.norm,
+                batch.state_rows,
+                batch.fresh,
+                self.eps,
+            )
+            return ops.linear_parts(y, self.out)
+        where = (batch.state_rows, batch.fresh, batch.cu_seqlens, batch.seq_lens)
+        mixed = ops.causal_conv1d(mixed, self.conv, None, conv_state, *where, snapshots=batch.snapshots)
         q, k, v = mixed.split([keys, keys, values], dim=-1)
         y = ops.gated_delta(
             q.view(tokens, self.key_heads, self.key_dim),
@@ -46,11 +62,9 @@ class GatedDelta:
             b,
             self.a_log,
             self.dt_bias,
-            step.views("state", "temporal", self.index),
-            batch.state_rows,
-            batch.fresh,
-            batch.cu_seqlens,
-            batch.seq_lens,
+            state,
+            *where,
+            snapshots=batch.snapshots,
         )
         y = ops.gated_rms_norm(y, z.view(tokens, self.value_heads, self.value_dim), self.norm, self.eps)
         return ops.linear_parts(y.view(tokens, values), self.out)

@@ -43,6 +43,7 @@ class Mamba2:
             batch.fresh,
             batch.cu_seqlens,
             batch.seq_lens,
+            snapshots=batch.snapshots,
         )
         inputs, b, c = mixed.split([width, shared, shared], dim=-1)
         y = ops.mamba2_ssd(
@@ -58,6 +59,7 @@ class Mamba2:
             batch.fresh,
             batch.cu_seqlens,
             batch.seq_lens,
+            snapshots=batch.snapshots,
         )
         return ops.linear_parts(
             ops.gated_group_norm(y.view(tokens, width), z, self.norm, self.groups, self.eps), self.out

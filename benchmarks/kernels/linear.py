@@ -1,0 +1,44 @@
+# ruff: noqa: B023 (each closure runs before the loop goes on)
+"""Projections of few tokens, beside the library's products, and all of one decode step together."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.kernels.shapes import DIM, FFN, HEADS, HIDDEN, HK, HV, KV_HEADS, K, bf16
+from benchmarks.kernels.timing import Bench
+from twinflow.kernels.linear.triton import linear, linear_parts, linear_swiglu
+
+VOCAB = 151_936
+TOKENS = (1, 2, 8, 16, 32, 48, 64, 128, 256)
+SHAPES = {  # (out, in)
+    "qkvzba": ((2 * HK + 2 * HV) * K + 2 * HV, HIDDEN),
+    "qkv": ((2 * HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+    "out": (HIDDEN, HEADS * DIM),
+    "gate, up": (2 * FFN, HIDDEN),
+    "down": (HIDDEN, FFN),
+    "head": (VOCAB, HIDDEN),
+}
+REST = ("out", "gate, up", "down")
+STEP = 8 * (3 * ("qkvzba", *REST) + ("qkv", *REST)) + ("head",)  # 24 Gated DeltaNet and 8 attention layers
+OWN: dict[str, Callable[..., torch.Tensor]] = {"out": linear_parts, "down": linear_parts, "gate, up": linear_swiglu}
+
+
+def linear_decode(bench: Bench) -> None:
+    weights = {name: bf16(*shape) for name, shape in SHAPES.items()}
+    parameters = sum(weights[name].numel() for name in STEP)
+    for tokens in TOKENS:
+        inputs = {inner: bf16(tokens, inner) for _, inner in SHAPES.values()}
+        for name, weight in weights.items():
+            x, own, moved, operations = inputs[weight.shape[1]], OWN.get(name, linear), weight.nbytes, weight.numel()
+            bench.add(f"projection {name}", f"T={tokens}", lambda: own(x, weight), moved, 2 * tokens * operations)
+            bench.add(f"library {name}", f"T={tokens}", lambda: F.linear(x, weight), moved, 2 * tokens * operations)
+
+        def run(how: Callable[[str], Callable[..., torch.Tensor]]) -> None:
+            # Between two uses of a weight lie the others of a layer, more than any cache holds.
+            for name in STEP:
+                how(name)(inputs[SHAPES[name][1]], weights[name])
+
+        for who, how in (("projections", lambda name: OWN.get(name, linear)), ("library", lambda name: F.linear)):
+            bench.add(f"{who} of a step", f"T={tokens}", lambda: run(how), 2 * parameters, 2 * tokens * parameters)

@@ -1,0 +1,112 @@
+"""`twinflow bench route`: the router's policies on a request trace, with simulated workers, in virtual time."""
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.cli.topology import size
+
+if TYPE_CHECKING:
+    from services.router.bench.replay import Setup
+
+POLICIES = "cost,min_of_groups,attention_only,least_loaded,round_robin"
+
+
+def add_parser(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = kinds.add_parser(
+        "route",
+        allow_abbrev=False,
+        help="policies of the router on a trace, with simulated workers",
+        description="Replays a trace through the router's own view and choice to simulated workers whose times were measured "
+        "on one GPU with a 4B hybrid model. Load 1 is the prefill work of the trace, as one cache with the memory of all "
+        "prefill workers would leave it, arriving as fast as the prefill workers could do it.",
+    )
+    add = parser.add_argument
+    add("--trace", type=Path, required=True, metavar="FILE",
+        help="Mooncake's JSON lines, sessions in the same format, or Azure's CSV")  # fmt: skip
+    add("--limit", type=int, metavar="N", help="only the first N requests")
+    add("--copies", type=int, default=1, metavar="N", help="of the trace, with other tokens (default: %(default)s)")
+    add("--prefill", type=int, default=4, metavar="N", help="workers (default: %(default)s)")
+    add("--decode", type=int, default=4, metavar="N", help="workers (default: %(default)s)")
+    add("--loads", default="0.6,0.9,1.2", metavar="A,B", help="default: %(default)s")
+    add("--policies", default=POLICIES, metavar="A,B", help="default: %(default)s")
+    add("--local-max-tokens", type=int, default=2048, metavar="N", help="of the router (default: %(default)s)")
+    add("--cache-bytes", type=size, default=112 << 30, metavar="SIZE", help="of each worker (default: 112GiB)")
+    add("--link-gbytes-per-s", type=float, default=15.0, metavar="RATE", help="default: %(default)s")
+    add("--admitted", type=float, default=0.85, metavar="SHARE",
+        help="of the prefill workers' time; what is beyond is shed, whatever the policy (default: %(default)s)")  # fmt: skip
+    add("--slo-ttft-s", type=float, default=1.0, metavar="S", help="of a good request (default: %(default)s)")
+    add("--slo-tpot-s", type=float, default=0.025, metavar="S", help="of a good request (default: %(default)s)")
+    add("--rates-off", type=float, default=0.0, metavar="SHARE",
+        help="workers seem faster or slower by up to this (default: %(default)s)")  # fmt: skip
+    add("--events-late-s", type=float, default=0.0, metavar="S", help="cache events (default: %(default)s)")
+    add("--lost-removals", type=float, default=0.0, metavar="SHARE",
+        help="of dropped cache entries nobody is told (default: %(default)s)")  # fmt: skip
+    add("--seed", type=int, default=0, help="default: %(default)s")
+    add("--json", type=Path, metavar="FILE", help="also write everything to FILE")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from services.router.bench.replay import Replay, prepare
+    from services.router.bench.report import HEAD, Targets, line, summarise
+    from services.router.bench.trace import read_trace
+    from services.router.schedule.policies import policy_named
+
+    setup, targets = setup_of(args), Targets(args.slo_ttft_s, args.slo_tpot_s)
+    policies = [policy_named(name, local_max_tokens=args.local_max_tokens) for name in args.policies.split(",")]
+    loads = [positive("loads", float(load)) for load in args.loads.split(",")]
+    workload = prepare(read_trace(args.trace, args.limit, args.copies), setup)
+    requests = sum(map(len, workload.sessions))
+    print(
+        f"{args.trace.name}: {requests} requests, {workload.work_s:.0f} s of prefill, {setup.prefill}P{setup.decode}D"
+    )
+    print(HEAD, flush=True)
+    rows = []
+    for load in loads:
+        for policy in policies:
+            began_s = time.monotonic()
+            replay = Replay(workload, setup, policy, load)
+            summary = summarise(policy.name, load, replay.run(), targets)
+            rows.append(summary.as_json() | {"span_s": replay.span_s, "took_s": time.monotonic() - began_s})
+            print(line(summary), flush=True)
+    if args.json is not None:
+        told = {"trace": args.trace.name, "setup": asdict(setup), "targets": asdict(targets), "rows": rows}
+        args.json.write_text(json.dumps(told, indent=2) + "\n")
+    return 0
+
+
+def setup_of(args: argparse.Namespace) -> "Setup":
+    """Raises BadRequest naming the option."""
+    from services.router.bench.replay import Setup
+    from services.router.bench.timing import Timing
+    from services.router.bench.wire import Disturbance
+    from twinflow.contracts.errors import BadRequest
+
+    for name in ("rates_off", "lost_removals"):
+        if not 0 <= getattr(args, name) < 1:
+            raise BadRequest(
+                f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 0 and below 1", param=name
+            )
+    for name in ("prefill", "decode", "admitted", "link_gbytes_per_s", "cache_bytes"):
+        positive(name, getattr(args, name))
+    return Setup(
+        prefill=args.prefill,
+        decode=args.decode,
+        cache_bytes=args.cache_bytes,
+        admitted=args.admitted,
+        timing=Timing(link_bytes_per_s=args.link_gbytes_per_s * 1e9),
+        disturbance=Disturbance(args.rates_off, args.events_late_s, args.lost_removals),
+        seed=args.seed,
+    )
+
+
+def positive(name: str, value: float) -> float:
+    from twinflow.contracts.errors import BadRequest
+
+    if value <= 0:
+        raise BadRequest(f"--{name.replace('_', '-')} {value} must be more than 0", param=name)
+    return value

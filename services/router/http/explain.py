@@ -1,0 +1,33 @@
+"""GET /v1/internal/explain: the last decisions with their costs, for operators who have the admin token."""
+
+import hmac
+from typing import Any
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import JSONResponse, Response
+
+from services.router.schedule.explain import Decisions
+
+MAX_SHOWN = 100
+
+
+def explain_routes(admin_token: str, decisions: Decisions) -> APIRouter:
+    """Without a token there is no such page."""
+    routes = APIRouter()
+    if not admin_token:
+        return routes
+
+    @routes.get("/v1/internal/explain")
+    async def explain(
+        authorization: str = Header(""), request_id: str = "", limit: int = Query(20, ge=1, le=MAX_SHOWN)
+    ) -> Response:
+        given = authorization.removeprefix("Bearer ").encode()
+        if not hmac.compare_digest(given, admin_token.encode()):
+            return JSONResponse({"error": _error("the admin token is missing or wrong")}, status_code=401)
+        return JSONResponse({"decisions": decisions.newest(limit, request_id)})
+
+    return routes
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"message": message, "type": "authentication_error", "param": None, "code": "unauthorized"}
