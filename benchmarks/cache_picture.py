@@ -2,7 +2,8 @@
 
     python -m benchmarks.cache_picture points.json docs/cache-replay.svg
 
-One panel for each part that no constant was chosen on, with overlapping requests: bars by capacity, the ceiling as a line.
+One panel for each part that no constant was chosen on, with overlapping requests: bars by capacity where policies were
+compared, the ceiling as a line.
 """
 
 import argparse
@@ -73,7 +74,9 @@ def panel(part: str, points: list[dict], left: float) -> Iterator[str]:
                 f'class="{css(name)}"><title>{part}, {point["gib"]:,} GiB, {BARS[name]}: {share:.2f} %</title></rect>'
             )
             at += width
-        yield text(at - width / 2, y(point["shares"]["ours"]) - 4, f"{point['shares']['ours']:.1f}", "middle", "small")
+        ours, most = point["shares"]["ours"], point["ceiling"]
+        above = most if 0 <= most - ours < 10 else ours  # not across the line
+        yield text(at - width / 2, y(above) - 4, f"{ours:.1f}", "middle", "small")
         yield text(left + group * (k + 0.5), base + 16, f"{point['gib']:,}", "middle")
     most = points[0]["ceiling"]
     yield f'<line x1="{left}" x2="{left + PANEL_W}" y1="{y(most):.1f}" y2="{y(most):.1f}" class="ceiling"/>'
@@ -81,9 +84,9 @@ def panel(part: str, points: list[dict], left: float) -> Iterator[str]:
 
 def draw(points: list[dict]) -> str:
     """Raises ValueError if no point is there to be shown."""
-    shown = [p for p in points if p["mode"] == MODE and not p["tuned"]]
+    shown = [p for p in points if p["mode"] == MODE and not p["tuned"] and len(p["shares"].keys() & BARS.keys()) > 1]
     if not shown:
-        raise ValueError(f"none of the {len(points)} points has the mode {MODE!r} and was held out")
+        raise ValueError(f"none of the {len(points)} points is held out, has the mode {MODE!r} and anything to compare")
     parts = list(dict.fromkeys(p["part"] for p in shown))
     width = LEFT + len(parts) * (PANEL_W + GAP)
     height = TOP + PANEL_H + BOTTOM

@@ -137,7 +137,8 @@ class Server:
             if not head.epoch:
                 deepest = match.checkpoints[-1] if match.checkpoints else 0
                 minimum = min(match.attention_tokens, deepest, len(head.chain) - 1)
-                self._outcome.minimum[head.index] = minimum if minimum in match.checkpoints else 0
+                there = minimum if minimum in match.checkpoints else 0
+                self._outcome.minimum[head.index] = min(there, holding.resumed_tokens)  # short of room, less is resumed
                 self._outcome.resumed[head.index] = holding.resumed_tokens
                 self._outcome.computed_tokens += len(head.chain) - holding.resumed_tokens
             self._plan(head, holding, now)

@@ -36,7 +36,7 @@ def delta_decode(bench: Bench) -> None:
         projected = (mixed, z, a, b, conv, conv_state, *x[5:], state, norm, rows, fresh, 1e-6)
         layer = partial(gated_delta_decode, *projected)
         bench.add("gated delta layer, one token", f"B={batch}", layer, moved)
-        for warps, registers in ((4, None), (8, None), (16, None)) if bench.sweep else ():
+        for warps, registers in ((4, None), (8, 96), (8, 80), (16, 64)) if bench.sweep else ():
             name = f"gated delta layer, {warps} warps, {registers} registers"
             bench.add(name, f"B={batch}", partial(layer, warps=warps, registers=registers), moved)
         moved = batch * (8 * HV * K * K + 2 * (2 * HK + 2 * HV) * K)

@@ -30,6 +30,7 @@ class Answer:
         self.route = ""
         self.reason = reason
         self.prefill_worker = ""
+        self.prefill_generation = 0  # of that worker's transfer
         self.prefill_stats: RequestStats | None = None
         self.faulty_prefill_workers: list[str] = []
         self._worker_id = worker_id

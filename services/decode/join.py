@@ -125,6 +125,7 @@ class Handoff:
         self._lease_id, self._arena = message.lease_id, self._session.arena
         assert self._arena is not None
         self._answer.prefill_worker = self._session.key[0]
+        self._answer.prefill_generation = self._arena.generation
         self._send(PullFrom(self.id, self._arena, self._want_checkpoint_at))
         if not self._accepted.done():
             self._accepted.set_result(None)

@@ -43,6 +43,9 @@ class DecodeMetrics:
         self.wait_seconds = Counter(
             "twinflow_handoff_wait_seconds", "Seconds that confirmed hand-offs waited for memory here", peer, registry=r
         )
+        self.generation = Gauge(
+            "twinflow_handoff_generation", "The prefill worker's transfer generation in the last one", peer, registry=r
+        )
         self.transport = Gauge(
             "twinflow_handoff_transport_info",
             "1 for the transport of the last hand-off",
@@ -69,6 +72,7 @@ class DecodeMetrics:
         peer = self._peers.label(answer.prefill_worker)
         if done.stats.route == "remote":  # the engine's own word: what was pulled was confirmed and joined
             self._moved(peer, done.stats)
+            self.generation.labels(peer).set(answer.prefill_generation)
         elif answer.cancelled:
             self.handoffs.labels(peer, "cancelled").inc()
         elif done.error_reason:

@@ -152,23 +152,27 @@ def test_a_file_without_blocks_is_no_trace(tmp_path: Path) -> None:
         load(path)
 
 
-def test_the_command_writes_a_row_per_point_and_the_picture_a_panel_per_part(
+def test_the_command_writes_a_row_per_point_and_the_picture_a_panel_per_held_out_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, out = mooncake(tmp_path / "mooncake_made_trace.jsonl", 80), tmp_path / "points.json"
+    monkeypatch.setattr(cache_replay, "ALL_GIB", 64)
+    monkeypatch.setattr(cache_replay, "TUNED_ON", {"mooncake_made_trace": 30})
     monkeypatch.setattr(sys, "argv", ["x", str(trace), "--gib", "4", "8", "--jobs", "1", "--json", str(out)])
     cache_replay.main()
     points = [Point(**p) for p in json.loads(out.read_text())]
     printed = capsys.readouterr().out
-    assert [(p.mode, p.gib) for p in points] == [(m, g) for m in ("one at a time", "overlapping") for g in (4, 8, 4096)]
-    assert [p.holds for p in points] == 2 * [False, False, True]
+    rows = [(m, g) for m in ("one at a time", "overlapping") for g in (4, 8, 64)]
+    assert [(p.part, p.tuned) for p in points] == 6 * [("made 1–30", True)] + 6 * [("made 31–80", False)]
+    assert [(p.mode, p.gib) for p in points] == 2 * rows
+    assert [p.holds for p in points] == 4 * [False, False, True]
     for p in points:
-        assert f"| made | {p.mode} | {p.gib} | {p.shares['ours']:.2f} |" in printed
-        assert all(share <= p.ceiling for share in p.shares.values())
-    assert "unified" in points[3].shares and "unified" not in points[4].shares
+        assert f"| {p.part} | {p.mode} | {p.gib} | {p.shares['ours']:.2f} |" in printed
+        assert all(0 <= share <= p.ceiling for share in p.shares.values())
+        assert ("unified" in p.shares) == (p.mode == "overlapping" and p.gib == 4)
     svg = ElementTree.fromstring(draw(json.loads(out.read_text())))
     titles = [e.text for e in svg.iter("{http://www.w3.org/2000/svg}text") if e.get("class") == "title"]
-    assert titles == ["made"]
+    assert titles == ["made 31–80"]
 
 
 def test_a_picture_of_nothing_is_refused() -> None:

@@ -106,8 +106,10 @@ async def test_a_prefill_worker_with_a_new_agent_serves_on(checkpoint: Path, ora
         p = await values(flow, "p")
         assert (p(closed), p("twinflow_transfer_generation")) == (1, 2)
         assert p("twinflow_leases_ended_total", end="confirmed") == 2
+        assert (await values(flow, "d"))("twinflow_handoff_generation", peer="p") in (1, 2), "whichever ended last"
         last = await served(flow, reads, prompt(3, 100))
         assert last["twinflow"]["route"] == "remote"
+        assert (await values(flow, "d"))("twinflow_handoff_generation", peer="p") == 2
         await flow.clean()
 
 

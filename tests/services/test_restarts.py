@@ -23,7 +23,7 @@ def descriptors() -> int:
 
 def alive(kind: type) -> int:
     gc.collect()
-    return sum(isinstance(o, kind) for o in gc.get_objects())
+    return sum(type(o) is kind for o in gc.get_objects())
 
 
 @pytest.mark.timeout(240)

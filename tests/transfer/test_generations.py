@@ -263,6 +263,24 @@ def test_disconnecting_reaches_every_generation(clock: Clock) -> None:
     assert r.ended["healthy"] is True, "what was posted may end"
 
 
+def test_memory_stays_doomed_until_the_agent_is_really_gone(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = Reader()
+    close = r.agents[1].close
+
+    def stays() -> None:
+        raise TransferError("2 references to it are left")
+
+    monkeypatch.setattr(r.agents[1], "close", stays)
+    doom(r, size=128)
+    monkeypatch.setattr(r.agents[1], "poll", lambda handle: 1 // 0)  # its handles are gone by now
+    r.turn()
+    assert r.g.current.number == 2 and not r.of(GenerationClosed) and not r.of(PullFinished)
+    monkeypatch.setattr(r.agents[1], "close", close)
+    clock.now += 6
+    r.turn()
+    assert r.of(GenerationClosed) == [GenerationClosed(1, 1, 128)] and r.ended == {"stuck": False}
+
+
 def test_many_generations_leave_nothing_behind(clock: Clock) -> None:
     r = Reader()
     for k in range(200):

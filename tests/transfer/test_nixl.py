@@ -232,3 +232,18 @@ def test_tcp_is_refused_where_rdma_is_required(peer: Peer, path: tuple[str | Non
                 assert "prefill-0 is not read: reads take ucx/tcp and require_rdma is on" in event.error
     finally:
         thread.close()
+
+
+def test_an_agent_that_somebody_still_refers_to_is_not_gone(peer: Peer) -> None:
+    """Its destructor ends the reads, so `close` does not return before it has run."""
+    transport = NixlTransport(
+        agent_name("decode-0", str(time.monotonic_ns()), 1), torch.zeros(TOTAL, dtype=torch.uint8)
+    )
+    transport.connect(peer.arena)
+    handle = transport.post(peer.arena.key, plan_pull(GEOMETRY, peer.arena, [(1, 1)], []))
+    held = transport._reads[handle]
+    with pytest.raises(TransferError, match="cannot be destroyed: 1 references"):
+        transport.close()
+    del held
+    transport.close()
+    transport.close()

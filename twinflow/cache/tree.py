@@ -43,9 +43,7 @@ class PrefixTree:
         self.links = Links(blocks.size, blocks.unit)
         self.tails = Tails(block_tokens)
         self.blocked = array("I", bytes(4 * blocks.size))  # children that cannot be evicted now, or what is below them
-        self.dropped: Callable[[SlotId, list[BlockId]], None] | None = (
-            None  # told of each checkpoint that goes, and its carriers
-        )
+        self.dropped: Callable[[SlotId, list[BlockId]], None] | None = None  # told who goes, and its carriers
         self.evictable_blocks = 0  # blocks that can go, counting those whose descendants would have to go first
         self._end = array("I", bytes(4 * blocks.size))  # position in tokens behind the block's last one
         self._blocks = blocks

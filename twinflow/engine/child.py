@@ -7,6 +7,8 @@ import signal
 import threading
 from multiprocessing.connection import Connection
 
+import torch
+
 from twinflow.cache.arena import Arena
 from twinflow.contracts.errors import TwinflowError
 from twinflow.engine.base import Ready, Report, Shutdown
@@ -56,5 +58,8 @@ def _receive(pipe: Connection, inbox: Inbox) -> None:
 
 
 def _transport(agent_name: str, arena: Arena) -> Transport:
+    """Also called by the transfer thread, for later generations."""
     device = arena.storage.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # registering needs a current context, and a thread begins without one
     return NixlTransport(agent_name, arena.storage, "DRAM" if device.type == "cpu" else "VRAM", device.index or 0)

@@ -78,8 +78,6 @@ class Engine:
         """Destroys the transport; after it no posted read writes into the arena."""
         self.pulls.close()
 
-    # ---- the loop's view ----
-
     @property
     def busy(self) -> bool:
         """A step can run right now, or is running."""
@@ -339,6 +337,7 @@ class Engine:
         if sequence.first is None:
             raise HandoffFailed("the prefill worker confirmed without a first token")
         self.pulls.confirm(sequence)
+        sequence.plan_cuts(self._interval_tokens)
         sequence.generated.append(sequence.first.token_id)
         sequence.chain.append([sequence.first.token_id])
         sequence.phase = Phase.RUNNING

@@ -77,9 +77,9 @@ class StepGraphs:
             buffer = torch.empty(shape.size_bytes, dtype=torch.uint8, device=self.device)
             padding(shape, buffer)
             fields = Fields.of(buffer, shape)
-            lens = (
-                (1,) * shape.sequences if shape.is_decode else (1, shape.tokens - 1)
-            )  # ready for both kinds of sequences
+            lens = (1,) * shape.sequences
+            if not shape.is_decode:  # ready for both kinds of sequences
+                lens = (1, shape.tokens - 1, *(0,) * (shape.sequences - 2))
             out = forward(fields, shape, lens, shared, not shape.is_decode)
             if logits is None:
                 logits = torch.empty_like(out)

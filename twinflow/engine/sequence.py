@@ -131,7 +131,8 @@ class Sequence:
         in passing. Kernels leave a state behind at whole chunks of theirs, one in a step, and one slot is waited for at a
         time."""
         assert self.holding is not None
-        first, second, *_ = [*self.cuts, None, None]
+        cuts = iter(self.cuts)
+        first, second = next(cuts, None), next(cuts, None)
         if first is None or self.holding.snapshot_slot is not None or (first - self.fed_tokens) % STATE_CHUNK_TOKENS:
             return first
         return second

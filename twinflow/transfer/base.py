@@ -146,5 +146,6 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Destroys the agent. After it returns no posted read writes any more."""
+        """Destroys the agent; idempotent. After it returns no posted read writes any more. Raises TransferError if the agent
+        is still there: then nothing can be said of its reads, and it may be tried again."""
         ...

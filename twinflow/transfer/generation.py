@@ -95,6 +95,7 @@ class Generation:
         self._path_rule = path_rule
         self._peers: dict[PeerKey, _Peer] = {}
         self._pulls: dict[str, Pull] = {}
+        self._closing = False
 
     # ---- facts ----
 
@@ -185,7 +186,7 @@ class Generation:
         """Polls what is out and posts what may go; True if anything moved. Raises what the transport raises beyond
         TransferError: then its state is unknown and only `close` is left."""
         moved = False
-        for key, peer in list(self._peers.items()):
+        for key, peer in [] if self._closing else list(self._peers.items()):
             moved |= self._poll(key, peer)
             moved |= self._post(key, peer)
             self._leave(key, peer)
@@ -193,7 +194,9 @@ class Generation:
 
     def close(self, why: str) -> tuple[int, int]:
         """Closes the transport, then ends every pull as failed. Returns how many these were and the bytes of their
-        destinations."""
+        destinations. Raises TransferError if the transport is still there; then no pull has ended, nothing more is done with it,
+        and it may be closed again."""
+        self._closing = True
         self.transport.close()
         self._peers.clear()
         left = list(self._pulls.values())

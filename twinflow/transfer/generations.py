@@ -145,9 +145,12 @@ class Generations:
         return True
 
     def close(self, why: str) -> None:
-        """Closes every transport, then ends every pull as failed."""
+        """Closes every transport, then ends every pull as failed; those of one that cannot be closed never end."""
         for generation in self.live:
-            generation.close(why)
+            try:
+                generation.close(why)
+            except TransferError as e:
+                log.error("transfer generation %d: %s", generation.number, e)
         self.retiring = None
 
     # ---- rules ----
@@ -172,9 +175,14 @@ class Generations:
         waited_s = time.monotonic() - self._retiring_since
         if waited_s < self._limits.drain_s and (self._serve or old.healthy_pulls):
             return False
-        self.retiring = None
         began = time.monotonic()
-        pulls, freed = old.close(f"transfer generation {old.number} was closed")
+        try:
+            pulls, freed = old.close(f"transfer generation {old.number} was closed")
+        except TransferError as e:  # what it has doomed stays so
+            log.error("transfer generation %d: %s", old.number, e)
+            self._retiring_since = time.monotonic()
+            return False
+        self.retiring = None
         log.warning(
             "transfer generation %d is closed in %.3f s: %d pulls ended, %d B are free again",
             old.number, time.monotonic() - began, pulls, freed,

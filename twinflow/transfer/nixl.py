@@ -5,8 +5,10 @@ No notifications: they hang on a stopped peer. All methods are called from the o
 elsewhere.
 """
 
+import gc
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,7 +176,8 @@ class NixlTransport:
         return peer.path
 
     def close(self) -> None:
-        """Destroys the agent; idempotent. Peers that read from us get errors."""
+        """Peers that read from us get errors. The agent ends its reads in its destructor, which runs when nobody refers to it
+        or to a handle of it any more: that is made sure of."""
         agent, self._agent = self._agent, None
         if agent is None:
             return
@@ -185,6 +188,11 @@ class NixlTransport:
             agent.deregister_memory(self._registered)
         except self._errors as e:
             logging.getLogger(__name__).warning("deregistering %s: %s", self._name, _text(e))
+        if _other_references(agent):
+            gc.collect()
+        if others := _other_references(agent):
+            self._agent = agent
+            raise TransferError(f"agent {self._name!r} cannot be destroyed: {others} references to it are left")
         self._registered = None
         del agent  # the last reference: the destructor ends every READ before it returns
 
@@ -215,6 +223,12 @@ class NixlTransport:
             self._agent.remove_remote_agent(name)
         except self._errors as e:
             logging.getLogger(__name__).debug("forgetting %s: %s", name, _text(e))
+
+
+def _other_references(agent: Any) -> int:
+    """How many there are to the agent, or to what each handle of a read holds of it, besides the caller's one."""
+    inner = agent.agent
+    return max(0, sys.getrefcount(agent) - 3) + max(0, sys.getrefcount(inner) - 3)
 
 
 def _text(error: BaseException) -> str:

@@ -75,7 +75,7 @@ def test_no_tokens(device: str) -> None:
     assert fast.linear_swiglu(x, weight).shape == (0, 4)
 
 
-@pytest.mark.parametrize("tokens", [2, 17, 64])
+@pytest.mark.parametrize("tokens", [2, 17, 64, 100])
 @pytest.mark.parametrize(("rows", "inner"), [(64, 2048), (100, 1152), (70, 128)], ids=str)
 def test_parts_add_up(tokens: int, rows: int, inner: int, device: str) -> None:
     torch.manual_seed(0)

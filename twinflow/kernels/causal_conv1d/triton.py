@@ -13,7 +13,7 @@ from twinflow.kernels.base import Snapshots
 from twinflow.kernels.triton_tools import find_sequence, power_of_2, sigmoid
 
 BLOCK_TOKENS = 32
-BLOCK_CHANNELS = 512
+BLOCK_CHANNELS = 256
 MAX_TAPS = 4
 
 
@@ -30,7 +30,7 @@ def causal_conv1d(
     snapshots: Snapshots | None = None,
     block_tokens: int = BLOCK_TOKENS,
     block_channels: int = BLOCK_CHANNELS,
-    warps: int = 4,
+    warps: int = 2,
 ) -> torch.Tensor:
     tokens, channels = x.shape
     sequences, taps = len(seq_lens), weight.shape[1]

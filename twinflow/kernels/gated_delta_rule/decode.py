@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from twinflow.kernels.dependent_launch import dependent_launch, let_next_start, wait_for_previous
 from twinflow.kernels.triton_tools import power_of_2, sigmoid, softplus
 
 
@@ -32,6 +33,7 @@ def gated_delta_decode(
     warps: int = 8,
     registers: int | None = 128,
 ) -> torch.Tensor:
+    """warps, registers: tuning."""
     sequences, heads = a.shape
     v_dim, k_dim = state.shape[2:]
     key_heads = (mixed.shape[1] - heads * v_dim) // (2 * k_dim)
@@ -41,6 +43,7 @@ def gated_delta_decode(
     for x in (mixed, z, a, b):
         if x.stride(1) != 1:
             raise ValueError(f"channels and heads must lie side by side, strides are {x.stride()}")
+    early = dependent_launch(mixed.device)
     out = torch.empty(sequences, heads * v_dim, dtype=mixed.dtype, device=mixed.device)
     _decode[(heads, sequences)](
         mixed,
@@ -72,9 +75,11 @@ def gated_delta_decode(
         K_WIDTH=power_of_2(k_dim),
         V_WIDTH=power_of_2(v_dim),
         TAPS=taps,
+        EARLY=early,
         SCALE=k_dim**-0.5,
         num_warps=warps,
         maxnreg=registers,
+        launch_pdl=early,
     )
     return out
 
@@ -116,8 +121,11 @@ def _decode(
     K_WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
+    EARLY: tl.constexpr,
     SCALE: tl.constexpr,
 ):
+    wait_for_previous(EARLY)
+    let_next_start(EARLY)
     head = tl.program_id(0)
     seq = tl.program_id(1).to(tl.int64)
     row = tl.load(state_rows + seq)
@@ -133,23 +141,35 @@ def _decode(
     queries = group * K + kc  # channels
     keys = (HEADS // GROUP) * K + queries
     values = 2 * (HEADS // GROUP) * K + head * V + vc
-    # Everything is asked for before anything is waited for.
+    # Everything is asked for before anything is used.
     place = state + row * state_stride + (head * V + vc)[:, None] * K + kc[None, :]
     s = tl.load(place, mask=inside & known, other=0.0)
     query_before = _before(slots, queries, in_k, known, TAPS)
     key_before = _before(slots, keys, in_k, known, TAPS)
     value_before = _before(slots, values, in_v, known, TAPS)
+    scale = tl.load(norm + vc, mask=in_v, other=0.0).to(tl.float32)
+    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
+    bias = tl.load(dt_bias + head).to(tl.float32)
     query_newest = tl.load(token + queries, mask=in_k, other=0.0)
     key_newest = tl.load(token + keys, mask=in_k, other=0.0)
     value_newest = tl.load(token + values, mask=in_v, other=0.0)
     gate = tl.load(z + seq * z_stride + head * V + vc, mask=in_v, other=0.0).to(tl.float32)
-    scale = tl.load(norm + vc, mask=in_v, other=0.0).to(tl.float32)
-    step = tl.load(a + seq * a_stride + head).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
-    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
+    step = tl.load(a + seq * a_stride + head).to(tl.float32) + bias
     beta = sigmoid(tl.load(b + seq * b_stride + head).to(tl.float32))
     query = _convolved(query_before, query_newest, conv, queries, in_k, TAPS)
     key = _convolved(key_before, key_newest, conv, keys, in_k, TAPS)
     value = _convolved(value_before, value_newest, conv, values, in_v, TAPS)
+    # While the state is on its way. The barrier keeps the writes of one thread, here or in another program, behind the reads
+    # of all others.
+    tl.debug_barrier()
+    _shift(value_before, value_newest, slots, values, in_v, stored, TAPS)
+    last = True
+    if GROUP > 1:
+        ticket = tickets + seq * (HEADS // GROUP) + group
+        last = tl.atomic_add(ticket, 1, sem="acq_rel") == GROUP - 1
+        tl.store(ticket, 0, mask=last)
+    _shift(query_before, query_newest, slots, queries, in_k, stored & last, TAPS)
+    _shift(key_before, key_newest, slots, keys, in_k, stored & last, TAPS)
     query *= tl.rsqrt(tl.sum(query * query, 0) + l2norm_eps) * SCALE
     key *= tl.rsqrt(tl.sum(key * key, 0) + l2norm_eps)
     decay = tl.exp(rate * softplus(step))
@@ -161,16 +181,6 @@ def _decode(
     tl.store(place, s.to(state.dtype.element_ty), mask=inside & stored)
     y *= tl.rsqrt(tl.sum(y * y, 0) / V + norm_eps) * scale * gate * sigmoid(gate)
     tl.store(out + (seq * HEADS + head) * V + vc, y.to(out.dtype.element_ty), mask=in_v)
-    # The barrier keeps the writes of one thread, here or in another program, behind the reads of all others.
-    tl.debug_barrier()
-    _shift(value_before, value_newest, slots, values, in_v, stored, TAPS)
-    last = True
-    if GROUP > 1:
-        ticket = tickets + seq * (HEADS // GROUP) + group
-        last = tl.atomic_add(ticket, 1, sem="acq_rel") == GROUP - 1
-        tl.store(ticket, 0, mask=last)
-    _shift(query_before, query_newest, slots, queries, in_k, stored & last, TAPS)
-    _shift(key_before, key_newest, slots, keys, in_k, stored & last, TAPS)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ def prepare_chunks(
     l2norm_eps: float,
     members: int | None = None,
     warps: int = 4,
-    registers: int | None = 128,
+    registers: int | None = 168,
 ) -> Chunks:
     """q, k (T, Hk, K), a, b (T, Hv), any token strides. The norms of q and k go into the factors, so that the scan reads
     both as they are. members (value heads of a program, dividing Hv / Hk), warps, registers: tuning."""
@@ -62,7 +62,7 @@ def prepare_chunks(
     group = heads // key_heads
     if members is None:
         # Apart, the heads of a lone prompt fill the GPU; together they share products where there are programs enough.
-        members = group if key_heads * blocks >= 4 * multiprocessors(q.device) else 1
+        members = group if key_heads * blocks >= multiprocessors(q.device) else 1
     _prepare[(heads // members, blocks)](
         q,
         k,

@@ -78,7 +78,8 @@ def gated_delta_decode(
     mixed (B, 2 * Hk * K + Hv * V), z (B, Hv * V), a, b (B, Hv), any row stride; conv (channels of mixed, W), conv_state (R,
     the same, W-1), norm (V,); the rest as in `gated_delta_rule`. Returns (B, Hv * V) in mixed.dtype.
     """
-    sequences, heads, v_dim, k_dim = z.shape[0], *state.shape[1:]
+    sequences = z.shape[0]
+    heads, v_dim, k_dim = state.shape[1:]
     lens = (1,) * sequences
     cu_seqlens = torch.arange(sequences + 1, dtype=torch.int32, device=mixed.device)
     mixed = causal_conv1d(mixed, conv, None, conv_state, state_rows, fresh, cu_seqlens, lens)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from twinflow.kernels.dependent_launch import dependent_launch, let_next_start, wait_for_previous
 from twinflow.kernels.triton_tools import sigmoid
 
 BLOCK = 1024
@@ -25,13 +26,18 @@ def _launch(x: torch.Tensor, gate: torch.Tensor, n: int, *, silu: bool) -> torch
     if out.numel() == 0:
         return out
     rows = out.numel() // n
-    grid = (rows, triton.cdiv(n, BLOCK))
-    _gate[grid](x, gate, out, x.stride(-2), gate.stride(-2), N=n, BLOCK=BLOCK, SILU=silu, num_warps=4)
+    grid, early = (rows, triton.cdiv(n, BLOCK)), dependent_launch(x.device)
+    strides = x.stride(-2), gate.stride(-2)
+    _gate[grid](x, gate, out, *strides, N=n, BLOCK=BLOCK, SILU=silu, EARLY=early, launch_pdl=early, num_warps=4)
     return out
 
 
 @triton.jit
-def _gate(x, gate, out, x_stride, gate_stride, N: tl.constexpr, BLOCK: tl.constexpr, SILU: tl.constexpr):
+def _gate(
+    x, gate, out, x_stride, gate_stride, N: tl.constexpr, BLOCK: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr
+):
+    wait_for_previous(EARLY)
+    let_next_start(EARLY)
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = col < N

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from twinflow.kernels.dependent_launch import dependent_launch, let_next_start, wait_for_previous
 from twinflow.kernels.gating.triton import swiglu
 from twinflow.kernels.linear.tiles import Tile, choose_tile
 from twinflow.kernels.triton_tools import EXACT, FAST, multiprocessors, shared_bytes, sigmoid
@@ -76,8 +77,20 @@ def _vector(x: torch.Tensor, weight: torch.Tensor, rows: int, dtype: torch.dtype
     _check(x, weight)
     out = torch.empty(1, rows, dtype=dtype, device=x.device)
     own, stages, warps = (8, 3, 4) if weight.shape[0] >= VECTOR_ROWS and not gated else (4, 4, 2)
+    early = dependent_launch(x.device)
     _project_one[(triton.cdiv(rows, own),)](
-        x, weight, out, rows, x.shape[1], ROWS=own, STEP=512, STAGES=stages, GATED=gated, num_warps=warps
+        x,
+        weight,
+        out,
+        rows,
+        x.shape[1],
+        ROWS=own,
+        STEP=512,
+        STAGES=stages,
+        GATED=gated,
+        EARLY=early,
+        launch_pdl=early,
+        num_warps=warps,
     )
     return out
 
@@ -90,7 +103,7 @@ def _matrix(
     tokens, inner = x.shape
     shape = (tokens, rows) if tile.parts == 1 else (tile.parts, tokens, rows)
     out = torch.empty(shape, dtype=dtype, device=x.device)
-    token_tiles = triton.cdiv(tokens, tile.tokens)
+    token_tiles, early = triton.cdiv(tokens, tile.tokens), dependent_launch(x.device)
     _project[(triton.cdiv(rows, tile.rows) * token_tiles, tile.parts)](
         x,
         weight,
@@ -108,6 +121,8 @@ def _matrix(
         EVEN=inner % tile.inner == 0,
         GATED=gated,
         PRECISION=EXACT if x.dtype == torch.float32 else FAST,
+        EARLY=early,
+        launch_pdl=early,
         num_warps=tile.warps,
     )
     return out
@@ -124,6 +139,7 @@ def _project_one(
     STEP: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Every thread adds up columns of its own; the sum over them comes last."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -131,6 +147,7 @@ def _project_one(
     weight_at = weight + (tl.minimum(row, rows - 1).to(tl.int64) * inner)[:, None] + k[None, :]
     total = tl.zeros((ROWS, STEP), tl.float32)
     up = tl.zeros((ROWS, STEP), tl.float32)
+    wait_for_previous(EARLY)
     for at in tl.range(0, inner, STEP, num_stages=STAGES):
         live = at + k < inner
         part = tl.load(x + at + k, mask=live, other=0.0).to(tl.float32)[None, :]
@@ -138,6 +155,7 @@ def _project_one(
         if GATED:
             more = weight_at + rows.to(tl.int64) * inner + at
             up += tl.load(more, mask=live[None, :], other=0.0).to(tl.float32) * part
+    let_next_start(EARLY)
     result = tl.sum(total, 1)
     if GATED:
         result = result * sigmoid(result) * tl.sum(up, 1)
@@ -162,6 +180,7 @@ def _project(
     EVEN: tl.constexpr,
     GATED: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     i = tl.arange(0, PADDED)
     row = (tl.program_id(0) // token_tiles) * OWN + i
@@ -176,6 +195,7 @@ def _project(
     up_at = weight_at + rows.to(tl.int64) * inner
     total = tl.zeros((PADDED, TOKENS), tl.float32)
     up = tl.zeros((PADDED, TOKENS), tl.float32)
+    wait_for_previous(EARLY)
     for step in tl.range(part * steps // parts, (part + 1) * steps // parts, num_stages=STAGES):
         at = step * STEP
         if EVEN:
@@ -187,6 +207,7 @@ def _project(
         total = tl.dot(tl.load(weight_at + at, mask=live, other=0.0), columns, total, input_precision=PRECISION)
         if GATED:
             up = tl.dot(tl.load(up_at + at, mask=live, other=0.0), columns, up, input_precision=PRECISION)
+    let_next_start(EARLY)
     if GATED:
         total = total * sigmoid(total) * up
     place = (part * tokens + token).to(tl.int64) * rows

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from twinflow.kernels.dependent_launch import dependent_launch, let_next_start, wait_for_previous
 from twinflow.kernels.triton_tools import power_of_2, sigmoid
 
 
@@ -67,6 +68,7 @@ def _launch(
     n = x.shape[-1]
     width = power_of_2(n)
     rows = max(1, min(16, 1024 // width))
+    early = dependent_launch(x.device)
     _norm_rows[(triton.cdiv(outer * inner, rows),)](
         x,
         other if other is not None else x,
@@ -87,6 +89,8 @@ def _launch(
         UNIT_OFFSET=unit_offset,
         GATED=gate is not None,
         ADDED=parts if added is not None else 0,
+        EARLY=early,
+        launch_pdl=early,
         num_warps=4 if width <= 2048 else 8,
     )
     return out
@@ -113,10 +117,14 @@ def _norm_rows(
     UNIT_OFFSET: tl.constexpr,
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     col = tl.arange(0, WIDTH)
     live = (row < rows)[:, None] & (col < N)[None, :]
+    scale = tl.load(weight + col, mask=col < N, other=0.0).to(tl.float32)
+    wait_for_previous(EARLY)
+    let_next_start(EARLY)
     at = ((row // INNER) * x_outer + (row % INNER) * x_inner)[:, None] + col[None, :]
     value = tl.load(x + at, mask=live, other=0.0)
     place = (row * N)[:, None] + col[None, :]
@@ -130,7 +138,6 @@ def _norm_rows(
         tl.store(total + place, value, mask=live)
     h = value.to(tl.float32)
     h = h * tl.rsqrt(tl.sum(h * h, 1) / N + eps)[:, None]
-    scale = tl.load(weight + col, mask=col < N, other=0.0).to(tl.float32)
     if UNIT_OFFSET:
         scale = scale + 1.0
     h = h * scale[None, :]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from twinflow.kernels.dependent_launch import dependent_launch, let_next_start, wait_for_previous
-from twinflow.kernels.paged_attention.tile import attend_tile, attend_tiles, mass_of, page_of, tiled
+from twinflow.kernels.paged_attention.tile import attend_tile, attend_tiles, mass_of, page_of, tall_tile, tiled
 from twinflow.kernels.triton_tools import (
     find_sequence,
     multiprocessors,
@@ -46,8 +46,8 @@ def launch_options(q: torch.Tensor, kv_heads: int, lens: tuple[int, ...]) -> Lau
     if q.dtype == torch.float32:
         rows, tile, warps, stages = 32, 32, 4, 1
     elif programs > processors:
-        roomy = shared_bytes(q.device) >= 200 << 10 or dim <= 128
-        rows, tile, warps, stages = 128, 64, 8, 2 if roomy else 1
+        rows, warps = 128, 8
+        tile, stages = tall_tile(q.device, dim)
     else:
         rows, tile, warps, stages = 64, 32, 4, 3 if shared_bytes(q.device) >= 140 << 10 or dim <= 128 else 2
     rows = max(rows, power_of_2(group))

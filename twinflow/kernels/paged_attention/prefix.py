@@ -13,8 +13,8 @@ import triton.language as tl
 
 from twinflow.kernels.paged_attention.pieces import prefix_shares
 from twinflow.kernels.paged_attention.shared import DEPTH, MOST_PREFIXES, SharedPrefixes
-from twinflow.kernels.paged_attention.tile import attend_tiles, mass_of, tiled
-from twinflow.kernels.triton_tools import multiprocessors, power_of_2, shared_bytes
+from twinflow.kernels.paged_attention.tile import attend_tiles, mass_of, tall_tile, tiled
+from twinflow.kernels.triton_tools import multiprocessors, power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +40,19 @@ def attend_prefixes(
     *,
     all_one: bool,
     rows: int | None = None,
-    tile: int = 64,
-    warps: int | None = None,
-    stages: int | None = None,
 ) -> PrefixParts:
-    """The parts of the rows in `shared`. Arguments as in `attend_one_query`."""
+    """The parts of the rows in `shared`. Arguments as in `attend_one_query`; rows: tuning."""
     _, heads, dim = q.shape
     sequences, kv_heads = block_tables.shape[0], k_cache.shape[1]
     group = heads // kv_heads
     programs = multiprocessors(q.device)
     if q.dtype == torch.float32:
         rows, tile, warps, stages = 32, 32, 4, 1
-    if rows is None:
-        rows = 128 if sequences * group > 64 else 64
+    else:
+        rows = rows or (128 if sequences * group > 64 else 64)
+        warps = 8 if rows >= 128 else 4
+        tile, stages = tall_tile(q.device, dim)
     rows = max(rows, power_of_2(group))
-    warps = warps or (8 if rows >= 128 else 4)
-    if stages is None:
-        stages = 2 if shared_bytes(q.device) >= 200 << 10 or dim <= 128 else 1
     cache = tiled(k_cache, v_cache, tile)
     at_once = rows // group
     units = programs + kv_heads * (MOST_PREFIXES + DEPTH * sequences // at_once)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from twinflow.kernels.triton_tools import dot_precision, power_of_2
+from twinflow.kernels.triton_tools import dot_precision, power_of_2, shared_bytes
 
 MOST_ROWS = 2**31 - 1
 
@@ -73,6 +73,14 @@ def described_rows(cache: torch.Tensor) -> list[int]:
 def describe(cache: torch.Tensor, tile: int) -> TensorDescriptor:
     dim = cache.shape[3]
     return TensorDescriptor(cache, described_rows(cache), [dim, 1], [tile, dim])
+
+
+def tall_tile(device: torch.device, dim: int) -> tuple[int, int]:
+    """Keys of a tile, and loads ahead, beside 128 rows of queries in half precision, within the GPU's shared memory."""
+    shared = shared_bytes(device)
+    if dim <= 128 or shared >= 200 << 10:
+        return 64, 2
+    return (64, 1) if shared >= 120 << 10 else (32, 1)
 
 
 @triton.jit

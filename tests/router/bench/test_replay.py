@@ -1,0 +1,156 @@
+"""Replays in miniature: what the policy must do with a hot prefix, a cold worker and a wrong world. Time is virtual."""
+
+from collections import Counter
+
+import pytest
+
+from services.router.bench.prompt import Run
+from services.router.bench.replay import Replay, Setup, prepare
+from services.router.bench.report import Targets, quantile, summarise, ttft_s
+from services.router.bench.timing import PREFILL, STEP, Timing
+from services.router.bench.trace import REPLY_IDS, Session, Turn
+from services.router.bench.wire import Disturbance
+from services.router.schedule.policies import POLICIES, policy_named
+
+HOT = Run(1, 20_000)
+
+
+def requests(count: int, every_s: float, shared: Run | None = HOT, own: int = 2_000, reply: int = 20) -> list[Session]:
+    """One a time, all with the shared prefix, a suffix of their own behind it."""
+    prefix = (shared,) if shared is not None else ()
+    return [
+        Session(i * every_s, (Turn((*prefix, Run(100 + i, own)), reply, REPLY_IDS + i),)) for i in range(count)
+    ]
+
+
+def replay(sessions: list[Session], setup: Setup, span_s: float, policy: str = "cost") -> Replay:
+    """`span_s`: from the first arrival to the last."""
+    workload = prepare(sessions, setup)
+    made = Replay(workload, setup, policy_named(policy, local_max_tokens=256), workload.work_s / setup.prefill / span_s)
+    assert made.span_s == pytest.approx(span_s)
+    made.run()
+    return made
+
+
+def prefilled_at(made: Replay) -> Counter[str]:
+    return Counter(a.stats.prefill_worker for a in made.asked if a.stats.route == "remote")
+
+
+def ttfts(made: Replay) -> list[float]:
+    return [ttft_s(a) for a in made.asked]
+
+
+OPEN = Setup(admitted=100.0)
+
+
+def test_everybody_gets_every_token_and_nothing_is_left_charged() -> None:
+    made = replay(requests(40, 0.1), OPEN, 4.0)
+    assert len(made.asked) == 40
+    for a in made.asked:
+        assert a.first_s is not None and a.ended_s is not None and a.ended_s > a.first_s > a.asked_s
+    for facts in made.view.snapshot().workers:
+        assert (facts.active_requests, facts.queued_prefill_tokens) == (0, 0)
+
+
+def test_a_hot_prefix_stays_where_it_is_while_its_holder_keeps_up() -> None:
+    """Computing the suffix takes 55 ms, the whole prompt 350: one holder is enough, replicas would be a waste."""
+    made = replay(requests(60, 0.2), OPEN, 12.0)
+    (_, most), *rest = prefilled_at(made).most_common()
+    assert most >= 57 and sum(n for _, n in rest) <= 3
+
+
+def test_a_hot_prefix_is_replicated_when_its_holder_saturates() -> None:
+    """75 a second of 55 ms each are four workers' work: no one is piled upon, everybody serves, nobody waits for long."""
+    made = replay(requests(600, 1.0), OPEN, 600 / 60)
+    served = prefilled_at(made)
+    assert len(served) == 4 and min(served.values()) > 80
+    assert quantile(ttfts(made)[100:], 0.9) < 0.8
+    hits = [a.stats.prefill_resumed_tokens > 15_000 for a in made.asked[100:]]
+    assert sum(hits) > 0.95 * len(hits)
+
+
+def test_one_burst_before_any_report_spreads() -> None:
+    made = replay(requests(16, 0.0001, shared=None, own=8_000), OPEN, 0.0005)
+    assert sorted(prefilled_at(made).values()) == [4, 4, 4, 4]
+    assert sorted(Counter(a.choice.decode.id for a in made.asked if a.choice).values()) == [4, 4, 4, 4]
+
+
+def test_a_burst_of_siblings_is_computed_once() -> None:
+    """They come while the first one is still being computed: what is expected counts as held."""
+    made = replay(requests(8, 0.001, own=600), OPEN, 0.008)
+    assert len(prefilled_at(made)) == 1
+    assert sum(a.stats.prefill_resumed_tokens == 0 for a in made.asked) == 1
+
+
+def test_a_cold_worker_gets_its_share_of_what_is_cold() -> None:
+    """Sixteen conversations keep one worker warm; prompts that nobody knows go to the others."""
+    warm = requests(100, 0.1)
+    cold = [Session(i * 0.1 + 0.05, (Turn((Run(9_000 + i, 6_000),), 20, REPLY_IDS + 500 + i),)) for i in range(100)]
+    made = replay(sorted(warm + cold, key=lambda s: s.start_s), OPEN, 10.0)
+    places = {True: Counter(), False: Counter()}
+    for a in made.asked:
+        places[a.prompt.runs[0] == HOT][a.stats.prefill_worker] += 1
+    holder = places[True].most_common(1)[0][0]
+    others = [n for worker, n in places[False].items() if worker != holder]
+    assert len(others) == 3 and min(others) > 20
+
+
+def test_a_slow_worker_gets_less() -> None:
+    class Slow(Timing):
+        def prefill_s(self, have_tokens: int, tokens: int) -> float:
+            return 4 * super().prefill_s(have_tokens, tokens)
+
+    setup = OPEN
+    workload = prepare(requests(200, 0.1, shared=None, own=8_000), setup)
+    made = Replay(workload, setup, policy_named("cost", local_max_tokens=0), workload.work_s / 4 / 16.0)
+    made.prefill["prefill-0"]._timing = Slow()
+    made.run()
+    served = prefilled_at(made)
+    assert served["prefill-0"] < 0.6 * min(served[f"prefill-{i}"] for i in (1, 2, 3))
+
+
+def test_wrong_rates_late_events_and_overstated_hits_cost_time_only() -> None:
+    wrong = Setup(admitted=100.0, disturbance=Disturbance(rates=0.3, events_s=5.0, lost_removals=0.5), cache_bytes=4 << 30)
+    made = replay(requests(300, 0.1), wrong, 20.0)
+    assert all(a.ended_s is not None for a in made.asked)
+    assert quantile(ttfts(made), 0.9) < 1.5
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_every_policy_is_asked_and_shed_the_same(policy: str) -> None:
+    setup = Setup(prefill=2, decode=2, admitted=0.8, burst_s=0.5)
+    sessions = requests(200, 0.1, shared=None, own=8_000)
+    workload = prepare(sessions, setup)
+    made = Replay(workload, setup, policy_named(policy), load=1.5)
+    asked = made.run()
+    again = Replay(workload, setup, policy_named("cost"), load=1.5)
+    again.run()
+    assert [(a.id, a.shed) for a in made.asked] == [(a.id, a.shed) for a in again.asked]
+    summary = summarise(policy, 1.5, asked, Targets())
+    assert 0.3 < summary.shed / summary.requests < 0.6
+    assert summary.good <= 1 - summary.shed / summary.requests
+
+
+def test_a_replay_is_the_same_every_time() -> None:
+    first, second = (replay(requests(50, 0.1), OPEN, 3.0) for _ in range(2))
+    assert ttfts(first) == ttfts(second)
+
+
+def test_a_session_goes_on_after_its_reply_and_runs_where_it_is_held() -> None:
+    turns = tuple(Turn((Run(50 + k, 200 if k else 9_000),), 30, REPLY_IDS + k, 0.5) for k in range(4))
+    made = replay([Session(0.0, turns), Session(1.0, (Turn((Run(7, 900),), 2, REPLY_IDS + 9),))], OPEN, 3.0)
+    of_session = [a for a in made.asked if a.prompt.runs[0].token_id == 50]
+    assert [a.prompt.tokens for a in of_session] == [9_000, 9_230, 9_460, 9_690]
+    assert [a.stats.route for a in of_session] == ["remote", "local", "local", "local"]
+    assert [a.stats.decode_resumed_tokens for a in of_session[1:]] == [9_029, 9_259, 9_489]
+
+
+def test_the_timing_is_what_was_measured() -> None:
+    timing = Timing()
+    for tokens, seconds in PREFILL[1:]:
+        assert timing.prefill_s(0, tokens) == pytest.approx(seconds)
+    for batch, seconds in STEP[1:]:
+        assert timing.step_s(batch, batch * 1024) == pytest.approx(seconds)
+    assert timing.step_s(32, 32 * 8192) == pytest.approx(7.18e-3, rel=0.01)
+    assert timing.prefill_s(16_384, 100) == timing.prefill_s(0, 100)  # a short suffix is bound by its launch
+    assert timing.prefill_s(16_384, 16_384) == pytest.approx(0.613 - 0.278)

@@ -1,0 +1,138 @@
+"""Every term of the cost, from hand-made workers with known rates."""
+
+import dataclasses
+
+import pytest
+
+from services.router.schedule.base import Hit, RouteRequest, Scene, Sighted, Snapshot, WorkerFacts
+from services.router.schedule.choose import choose
+from services.router.schedule.cost import Cost, decode_terms, is_decode_bound, prefill_ms
+from services.router.schedule.policies import policy_named
+from services.router.schedule.rates import Curve, Line, Rates
+from tests.router.schedule.test_choose import P, pick, worker
+from twinflow.contracts.workers import Load
+
+COST = Cost()
+RATES = Rates(prefill=Curve(((10, 10_000.0, 9),)), step=Line(100.0, 10.0, 0.010, 1e9, 1e9 * 0.0001), links={"p": 1e9})
+
+
+def scene(n: int = 10_000, behind: float = 0.0, **policy: object) -> Scene:
+    values = {"others": 0.5, "behind": 1.0, "local_max_tokens": 2048, **policy}
+    return Scene(RouteRequest("m", n, 100, 0), policy_named("cost", **values), Rates(), 100.0, behind)
+
+
+def known(id: str, role=None, reach: int = 0, usable: int = 0, slots: int = 64, **facts: object) -> Sighted:
+    made = worker(id, role, **facts) if role is not None else worker(id, **facts)
+    record = dataclasses.replace(
+        made.record, load=Load(total_slots=slots), block_tokens=100, block_bytes=10**6, slot_bytes=5 * 10**7
+    )
+    return Sighted(dataclasses.replace(made, record=record, rates=RATES), Hit(reach, usable))
+
+
+def test_a_prefill_worker_waits_computes_and_holds_others_up() -> None:
+    terms = COST.prefill(known("p", P, usable=4_000, queued=2_000), scene(behind=2.0))
+    assert terms == {"wait": pytest.approx(200), "prefill": pytest.approx(600), "behind": pytest.approx(1200)}
+
+
+def test_a_transfer_is_what_attention_lacks_and_one_slot_and_hides_behind_the_prompt() -> None:
+    computed = {"wait": 0.0, "prefill": 30.0}
+    terms = COST.remote(known("d", reach=4_000), known("p", P), computed, scene())
+    assert terms["transfer"] == pytest.approx(60 + 50)  # 6,000 tokens of 10 kB, 50 MB, at 1 GB/s
+    assert terms["hidden"] == -30
+    terms = COST.remote(known("d", reach=9_000), known("p", P), computed, scene())
+    assert terms["transfer"] + terms["hidden"] == pytest.approx(50)
+
+
+def test_an_unknown_pair_goes_by_the_others() -> None:
+    """The same decode worker's links first, then everybody's, then a guess that is equal for all."""
+    other = COST.remote(known("d"), known("q", P), {"prefill": 0.0}, scene())
+    assert other["transfer"] == pytest.approx(150)
+    fresh = dataclasses.replace(known("d").facts, rates=Rates())
+    fleet = dataclasses.replace(scene(), fleet=Rates(links={"any": 2e9}))
+    assert COST.remote(Sighted(fresh, Hit(0, 0)), known("q", P), {"prefill": 0.0}, fleet)["transfer"] == pytest.approx(75)
+
+
+def test_one_sequence_more_slows_all_of_them() -> None:
+    terms = decode_terms(known("d", active=9).facts, scene())
+    assert terms["step"] == pytest.approx(10.0) and terms["slot"] == 0
+    assert terms["streams"] == pytest.approx(0.5 * 100 * 0.1 * 10)  # others · reply · slope · sequences
+
+
+def test_a_full_worker_costs_the_wait_for_a_slot() -> None:
+    assert decode_terms(known("d", active=3, slots=4).facts, scene())["slot"] == 0
+    waits = [decode_terms(known("d", active=n, slots=4).facts, scene())["slot"] for n in (4, 5, 8)]
+    assert 0 < waits[0] < waits[1] < waits[2]
+
+
+def test_local_streams_stand_still_meanwhile() -> None:
+    d = known("d", usable=9_000, active=10)
+    terms = COST.local(d, scene())
+    assert terms["prefill"] == pytest.approx(100)
+    assert terms["streams"] - decode_terms(d.facts, scene())["streams"] == pytest.approx(0.5 * 10 * 100)
+
+
+def test_the_local_limit_is_where_both_cost_the_same() -> None:
+    d, remote = known("d", usable=9_000), {"wait": 300.0, "prefill": 50.0}
+    local = COST.local(d, scene())
+    limit = COST.local_limit(d, local, remote, scene(local_max_tokens=10**6))
+    at_limit = COST.local(known("d", usable=10_000 - limit), scene())
+    assert sum(at_limit.values()) == pytest.approx(sum(remote.values()), abs=0.2)
+    assert COST.local_limit(d, local, remote, scene(local_max_tokens=700)) == 700
+    assert COST.local_limit(d, local, {"wait": 0.0}, scene()) == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "bound"),
+    [({"active": 10}, False), ({"active": 600, "slots": 1000}, True), ({"active": 4, "slots": 4}, True)],
+    ids=["idle", "slow steps", "no slot"],
+)
+def test_decode_bound(facts: dict[str, int], bound: bool) -> None:
+    d = known("d", usable=9_999, **facts)
+    assert is_decode_bound(d.facts, scene()) is bound
+    limit = COST.local_limit(d, COST.local(d, scene()), {"wait": 1e6}, scene())
+    assert (limit == 0) is bound
+
+
+def test_a_decode_bound_worker_never_prefills_while_somebody_else_can() -> None:
+    full = worker("d", reach=995, checkpoints=(990,), active=4)
+    full = dataclasses.replace(full, record=dataclasses.replace(full.record, load=Load(running=4, total_slots=4)))
+    choice = pick(full, worker("p", P, queued=10**6))
+    assert (choice.kind.value, choice.reason.value, choice.local_max_tokens) == ("remote", "decode_bound", 0)
+    assert pick(full).kind.value == "local"  # alone it must
+
+
+def test_own_rates_then_the_fleets_then_a_guess() -> None:
+    slow, new = WorkerFacts(worker("a").record, True, 0, 0, rates=RATES), worker("b")
+    fleet = Rates(prefill=Curve(((10, 40_000.0, 9),)))
+    assert prefill_ms(slow, 1000, fleet) == pytest.approx(100)
+    assert prefill_ms(new, 1000, fleet) == pytest.approx(25)
+    assert prefill_ms(new, 1000, Rates()) == pytest.approx(50)
+    assert prefill_ms(new, 0, Rates()) == 0
+
+
+def test_a_choice_carries_its_terms_and_the_others() -> None:
+    choice = pick(worker("d"), worker("e", active=3), worker("p", P), worker("x", model="other"))
+    terms = dict(choice.terms)
+    total = terms.pop("total")
+    assert total == pytest.approx(sum(terms.values()))
+    assert list(choice.others) == ["p→e"] and choice.others["p→e"] > total
+    assert choice.dropped == {"x": "of another model"}
+
+
+def test_a_faster_worker_is_worth_a_longer_queue() -> None:
+    fast = dataclasses.replace(worker("fast", P, queued=3000), rates=Rates(prefill=Curve(((10, 100_000.0, 9),))))
+    slow = dataclasses.replace(worker("slow", P), rates=Rates(prefill=Curve(((10, 10_000.0, 9),))))
+    assert pick(worker("d"), fast, slow).candidates[0].record.id == "fast"
+
+
+def test_broken_pairs_are_not_offered() -> None:
+    workers = (worker("d"), worker("p", P), worker("q", P, queued=5000))
+    request = RouteRequest("m", 1000, 10, 0)
+    policy = policy_named("cost", local_max_tokens=0)
+    broken = Snapshot(workers, broken=frozenset({("p", "d")}))
+    assert [c.record.id for c in choose(broken, request, policy).candidates] == ["q"]
+    alone = Snapshot(workers, broken=frozenset({("p", "d"), ("q", "d")}))
+    assert choose(alone, request, policy).kind.value == "local"
+    failing = Snapshot((*workers, worker("e", active=9)), broken=frozenset({("", "d")}))
+    assert choose(failing, request, policy).decode.id == "e"
+    assert choose(Snapshot(workers, broken=frozenset({("", "d")})), request, policy).decode.id == "d"

@@ -1,0 +1,73 @@
+"""What is learnt from reports, and what is said before anything was."""
+
+import pytest
+
+from services.router.schedule.rates import Curve, Line, Rates
+from twinflow.contracts.requests import RequestStats
+from twinflow.contracts.workers import Pace
+
+
+def test_a_curve_is_straight_between_what_it_knows_and_flat_outside() -> None:
+    curve = Curve()
+    assert curve.at(1000) is None
+    curve = curve.learn(1024, 20_000.0).learn(4096, 60_000.0)
+    assert curve.at(1024) == 20_000 and curve.at(4096) == 60_000
+    assert curve.at(2048) == pytest.approx(40_000)
+    assert curve.at(1) == 20_000 and curve.at(10**6) == 60_000
+
+
+def test_a_curve_follows_and_forgets_outliers() -> None:
+    curve = Curve()
+    for _ in range(50):
+        curve = curve.learn(1000, 100.0)
+    curve = curve.learn(1000, 1000.0)
+    assert curve.at(1000) == pytest.approx(190)
+    for _ in range(50):
+        curve = curve.learn(1000, 200.0)
+    assert curve.at(1000) == pytest.approx(200, rel=0.02)
+
+
+def test_a_line_finds_the_slope_of_its_points() -> None:
+    line = Line()
+    assert line.at(8) is None
+    for _ in range(20):
+        for batch in (1, 16, 64, 128):
+            line = line.learn(batch, 0.004 + 0.00004 * batch)
+    assert line.slope == pytest.approx(0.00004, rel=0.05)
+    assert line.at(256) == pytest.approx(0.004 + 0.00004 * 256, rel=0.05)
+
+
+def test_a_line_of_one_point_still_slopes() -> None:
+    """A worker that has only ever run 8 sequences is not free to take 100 more."""
+    line = Line().learn(8, 0.01)
+    assert line.at(8) == pytest.approx(0.01) and line.at(108) > 0.015
+    falling = Line().learn(1, 0.02).learn(200, 0.01)
+    assert falling.slope == 0 and falling.at(1000) == pytest.approx(falling.at(1))
+
+
+def test_pace_is_read_by_what_ran() -> None:
+    start = Pace(steps=10, busy_s=1.0, prefill_tokens=1000, decode_tokens=500)
+    decode = Rates().paced(start, Pace(20, 1.1, 1000, 580), computing_tokens=0)
+    assert decode.step.at(8) == pytest.approx(0.01) and decode.prefill.at(100) is None
+    prefill = Rates().paced(start, Pace(12, 1.5, 9000, 500), computing_tokens=16_000)
+    assert prefill.prefill.at(16_000) == pytest.approx(16_000) and prefill.step.at(1) is None
+    mixed = Rates().paced(start, Pace(11, 1.1, 1256, 540), computing_tokens=0)
+    assert mixed.prefill.at(256) == pytest.approx(2560)
+    blurred = Rates().paced(start, Pace(30, 1.5, 1100, 900), computing_tokens=0)
+    assert blurred == Rates()
+
+
+@pytest.mark.parametrize(
+    "after", [Pace(10, 1.0, 1000, 500), Pace(5, 0.5, 10, 10), Pace(11, 1.0, 1100, 500)], ids=["same", "restart", "no-time"]
+)
+def test_nonsense_teaches_nothing(after: Pace) -> None:
+    assert Rates().paced(Pace(10, 1.0, 1000, 500), after, 100) == Rates()
+
+
+def test_links_by_pair() -> None:
+    rates = Rates()
+    assert rates.link is None
+    rates = rates.moved(RequestStats(bytes_moved=10**9, transfer_s=0.1, prefill_worker="a"))
+    rates = rates.moved(RequestStats(bytes_moved=10**9, transfer_s=1.0, prefill_worker="b"))
+    assert rates.links == {"a": 1e10, "b": 1e9} and rates.link == 5.5e9
+    assert rates.moved(RequestStats(bytes_moved=0, transfer_s=1.0, prefill_worker="a")) == rates
