@@ -196,16 +196,18 @@ def table(points: Sequence[Point]) -> str:
 
 
 def verdicts(points: Sequence[Point]) -> Iterator[str]:
-    """Tokens saved by ours relative to each other column (where that one saves 0.1 % of the prompts at all)."""
-    for label, chosen in (
-        ("held out", [p for p in points if not p.tuned]),
-        ("tuned on", [p for p in points if p.tuned]),
-    ):
+    """Ours beside each other column: in points (per cent of the prompt tokens), and in tokens saved relative to the other's."""
+    for label, tuned in (("held out", False), ("tuned on", True)):
+        chosen = [p for p in points if p.tuned is tuned]
         for name in (*RIVALS, *FIXED, "unified"):
-            gains = [100 * (p.shares["ours"] / p.shares[name] - 1) for p in chosen if p.shares.get(name, 0) > 0.1]
-            if gains:
-                mean = sum(gains) / len(gains)
-                yield f"{label}: ours against {name}: worst {min(gains):+.2f} %, mean {mean:+.2f} % of {len(gains)} points"
+            pairs = [(p.shares["ours"], p.shares[name]) for p in chosen if name in p.shares]
+            if pairs:
+                points_more = [ours - other for ours, other in pairs]
+                more = [100 * (ours / other - 1) for ours, other in pairs if other]
+                yield (
+                    f"{label}, {len(pairs)} rows: ours against {name}: worst {min(points_more):+.2f} points, mean "
+                    f"{sum(points_more) / len(pairs):+.2f}; worst {min(more):+.1f} %, mean {sum(more) / len(more):+.1f} %"
+                )
         full = [100 * p.shares["ours"] / p.ceiling for p in chosen if p.holds]
         if full:
             yield f"{label}: where the capacity holds everything: at least {min(full):.1f} % of the ceiling"

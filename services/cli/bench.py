@@ -20,10 +20,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "bench",
         allow_abbrev=False,
-        help="measure an engine against its device's ceilings",
-        description="Measures on this machine, with nothing else running.",
+        help="measure an engine on its device, or the router's policies on a trace",
+        description="Measures on this machine, with nothing else running beside it.",
     )
-    kinds = parser.add_subparsers(title="what", dest="what", required=True, metavar="WHAT")
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT", help="engine or route")
     bench_route.add_parser(kinds)
     engine = kinds.add_parser(
         "engine",

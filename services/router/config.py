@@ -16,6 +16,11 @@ from twinflow.node.settings import read_settings, setting, take
 class RouterConfig:
     model: str = setting("", "folder with tokenizer.json, chat template and EOS ids; weights are not needed")
     served_model: str = setting("", "name in the API and in worker records (default: the folder's name)")
+    tool_parser: str = setting("auto", "how the model writes tool calls: auto (its chat template tells), none, qwen_xml, hermes, "
+                               "nemotron or granite")  # fmt: skip
+    reasoning_parser: str = setting(
+        "auto", "whether replies have thoughts in <think> tags: auto (the chat template tells), none or think"
+    )
     http_host: str = setting("127.0.0.1", "where clients connect")
     http_port: int = setting(8000, "0 = a free one")
     grpc_host: str = setting("127.0.0.1", "where workers register")
@@ -37,7 +42,7 @@ class RouterConfig:
     stall_s: float = setting(10.0, "a worker with running requests that made no step for so long hangs: they are moved")
     max_requests: int = setting(1024, "generations at once; more are shed with 429")
     max_body_bytes: int = setting(32 << 20, "of one HTTP body")
-    max_prompts: int = setting(64, "prompts in one /v1/completions body")
+    max_prompts: int = setting(64, "choices of one request: prompts × n")
     default_max_tokens: int = setting(1024, "of a chat reply when the client sets none, or what room is left if less")
     default_completion_tokens: int = setting(16, "of a plain completion when the client sets none, as OpenAI's")
 

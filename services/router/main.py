@@ -52,7 +52,7 @@ class Router:
         self.metrics = Metrics()
         self.view = View(ViewSettings(config.index_bytes, config.stall_s))
         self.registry = hosted_registry(config.registry, config.silence_s, self.view.is_connected)
-        text = load_model_text(config.model)
+        text = load_model_text(config.model, config.tool_parser, config.reasoning_parser)
         settings = LinkSettings(
             router_id=f"router-{uuid.uuid4().hex[:8]}",
             times=config.times,

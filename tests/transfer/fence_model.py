@@ -13,161 +13,43 @@ after reuse, in part, or never is no fault: all of these are tried always.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from twinflow.cache.arena import ArenaGeometry
+from tests.transfer.fence_parts import (
+    ATTEMPTS,
+    BLOCKS,
+    CHECKPOINT,
+    FAULTS,
+    FINGERPRINT,
+    GEOMETRY,
+    LAYOUT,
+    OTHER,
+    SLOT,
+    TOKENS,
+    UNIT,
+    WANTED,
+    Attempt,
+    Clock,
+    Message,
+    Nothing,
+    Prefill,
+    Violation,
+    add_up,
+    expect,
+    places,
+    right,
+    would_change_nothing,
+)
 from twinflow.cache.base import BlockId, Holding, SlotId
 from twinflow.cache.hybrid import HybridCache
-from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
 from twinflow.contracts.hashing import TokenChain, pack_tokens
 from twinflow.contracts.tags import StateTag
 from twinflow.transfer import intake
-from twinflow.transfer.base import (
-    GenerationClosed,
-    GenerationOpened,
-    OfferedState,
-    PeerArena,
-    PullFinished,
-    TransferError,
-)
+from twinflow.transfer.base import GenerationClosed, GenerationOpened, OfferedState, PullFinished
 from twinflow.transfer.generation import Generation, make_pull
 from twinflow.transfer.generations import Generations, RenewalLimits
 from twinflow.transfer.intake import Intake
-from twinflow.transfer.leases import Ended, LeaseTable, SessionKey
+from twinflow.transfer.leases import SessionKey
 from twinflow.transfer.loopback import LoopbackNetwork, LoopbackTransport, Manual, PostedRead
 from twinflow.transfer.plan import plan_pull, split_posts
-
-LAYOUT = CacheLayout(
-    "model",
-    (
-        GroupSpec(
-            "attention", GroupKind.ATTENTION, (0,), (TensorSpec("k", (1,), "float32"), TensorSpec("v", (1,), "float32")), 1
-        ),
-        GroupSpec("state", GroupKind.STATE, (1,), (TensorSpec("temporal", (2,), "float32"),)),
-    ),
-)  # fmt: skip
-FINGERPRINT = LAYOUT.fingerprint()
-UNIT = 8  # bytes of a block and of a slot
-TOKENS = 2  # of the prompt: two blocks of one token
-GEOMETRY = ArenaGeometry(total_bytes=8 * UNIT, block_bytes=UNIT, slot_bytes=UNIT, blocks=4, slots=4)
-WANTED = 1  # the checkpoint that is asked for besides
-BLOCKS, SLOT, CHECKPOINT = (1, 2), 1, 2  # at the prefill worker
-ATTEMPTS = 2
-FAULTS = {"D cancels", "D loses", "P loses", "P ends", "P restarts", "D renews", "P renews"}
-OTHER = b"\xaa" * UNIT  # of the next owner of memory at the decode worker
-LATER = b"\x99" * UNIT  # of the next owner at the prefill worker
-
-
-class Violation(Exception):
-    pass
-
-
-class Clock:
-    """Stands still unless told: bounds on time are events of the search."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@dataclass
-class Nothing:
-    """No copies happen here."""
-
-    def copy_slot(self, source: int, target: int) -> None:
-        raise AssertionError("unexpected copy")
-
-    copy_block = copy_slot
-
-
-def right(what: str, index: int) -> bytes:
-    """The bytes of the prompt's block or state."""
-    return bytes([{"block": 1, "slot": 16}[what] + index]) * UNIT
-
-
-@dataclass(frozen=True)
-class Message:
-    """Of the session `epoch`. `pulled` carries what was read, and from where."""
-
-    epoch: int
-    kind: str
-    lease: str
-    arena: PeerArena | None = None
-    said: intake.SayPulled | None = None
-
-
-class Prefill:
-    """One process at one address; `restart` makes it the next incarnation."""
-
-    def __init__(self, network: LoopbackNetwork) -> None:
-        self.network = network
-        self.incarnation = 0
-        self.memory = bytearray()
-        self.agents: dict[int, LoopbackTransport] = {}
-        self.start()
-
-    def start(self) -> None:
-        for agent in self.agents.values():
-            agent.close()
-        self.incarnation += 1
-        self.memory = bytearray(LATER * (GEOMETRY.total_bytes // UNIT))
-        self.generation = 1
-        self.agents = {1: self._agent(1)}
-        self.leases = LeaseTable(str(self.incarnation), 1)
-        self.lease = ""
-        self.progress = 0  # 1 = announced, 2 = finished
-        self.connected = 0  # epoch of the session, 0 = none
-        self.free = True  # nothing leased: whatever is there may be overwritten
-
-    def _agent(self, generation: int) -> LoopbackTransport:
-        return LoopbackTransport(self.network, f"p/{self.incarnation}/{generation}", self.memory)
-
-    def arena(self) -> PeerArena:
-        g, name = GEOMETRY, f"p/{self.incarnation}/{self.generation}"
-        return PeerArena(
-            "p", str(self.incarnation), self.generation, 0, g.total_bytes, UNIT, UNIT, g.blocks, g.slots, "DRAM", 0, name,
-            name.encode(),
-        )  # fmt: skip
-
-    def write(self, what: str, unit: int, data: bytes) -> None:
-        at = GEOMETRY.block_offset(unit) if what == "block" else GEOMETRY.slot_offset(unit)
-        self.memory[at : at + UNIT] = data
-
-    @property
-    def stale(self) -> bool:
-        """Nobody's, and the last owner's bytes are still there."""
-        return self.free and any(self.memory[i : i + UNIT] != LATER for i in range(0, len(self.memory), UNIT))
-
-    def reuse(self) -> None:
-        self.memory[:] = LATER * (len(self.memory) // UNIT)
-
-    def ended(self, over: list[Ended]) -> None:
-        if any(e.lease_id == self.lease for e in over):
-            self.free, self.lease = True, ""
-
-    def renew(self) -> None:
-        self.generation += 1
-        self.agents[self.generation] = self._agent(self.generation)
-        self.leases.open_generation(self.generation)
-
-    def close_old(self) -> None:
-        old = min(self.agents)
-        self.agents.pop(old).close()
-        self.ended(self.leases.close_generation(old))
-
-
-@dataclass
-class Attempt:
-    """One hand-off as the decode side sees it."""
-
-    intake: Intake
-    epoch: int
-    arena: PeerArena
-    lease: str
-    holding: Holding
-    over: bool = False
-    used: bool = False  # confirmed and adopted
-    kept: int | None = None  # local slot of the checkpoint
 
 
 @dataclass
@@ -225,7 +107,7 @@ class Model:
             "deliver to P": bool(self.to_p),
             "deliver to D": bool(self.to_d),
             "P reuses": p.stale,
-            "D reuses": not self.reused and now is None and bool(self.attempts) and self._free_blocks > 0,
+            "D reuses": not self.reused and now is None and bool(self.attempts) and self._free() > 0,
             "D retires": self.transfer.retiring is not None,
             "P closes": len(p.agents) > 1,
             "poll": any(r.state != "posted" for g in self.transfer.live for r in self._unpolled(g)),
@@ -247,7 +129,7 @@ class Model:
     def _reads(self, k: int) -> list[str]:
         """A copy that would change nothing is left out; in part copies the read with the slot, of the hand-off that is on."""
         read = self.manual.reads[k]
-        same = self._same(k)
+        same = would_change_nothing(read, self.network, self.memory)
         names = [] if k in self.whole and same else [f"copy {k}"]
         if k in self.whole:
             names.append(f"done {k}")
@@ -255,24 +137,11 @@ class Model:
             names.append(f"half {k}")
         return names + ([f"fail {k}"] if self.faults < self.max_faults and self.current is not None else [])
 
-    def _same(self, k: int) -> bool:
-        read = self.manual.reads[k]
-        try:
-            source = self.network.memory(read.agent_name)
-        except TransferError:
-            return False
-        ours = self.memory
-        return all(
-            source[r.remote_offset : r.remote_offset + r.length] == ours[r.local_offset : r.local_offset + r.length]
-            for r in read.ranges
-        )
-
     def _unpolled(self, generation: Generation) -> Iterable[PostedRead]:
         assert isinstance(generation.transport, LoopbackTransport)
         return generation.transport._reads.values()
 
-    @property
-    def _free_blocks(self) -> int:
+    def _free(self) -> int:
         return self.cache.counts()["attention"].free
 
     def do(self, name: str, *, check: bool = True) -> None:
@@ -282,7 +151,13 @@ class Model:
         else:
             if name in FAULTS:
                 self.faults += 1
-            getattr(self, "_" + name.lower().replace(" ", "_"))()
+            plain = {
+                "P reuses": self.p.reuse,
+                "P restarts": self.p.start,
+                "P renews": self.p.renew,
+                "poll": self.transfer.turn,
+            }
+            (plain.get(name) or getattr(self, "_" + name.lower().replace(" ", "_")))()
         self._settle()
         if check:
             self.check()
@@ -304,39 +179,26 @@ class Model:
     # ---- what must always hold ----
 
     def check(self) -> None:
-        self.cache.check_integrity()
-        for name, c in self.cache.counts().items():
-            if c.free + c.cached + c.held + c.doomed != c.total:
-                raise Violation(f"{name}: {c}")
+        add_up(self.cache)
         given_up = [a for a in self.attempts if a.over and not a.used]
         doomed = sum(len(a.intake.outstanding_blocks) + len(a.intake.outstanding_slots) for a in given_up)
         if doomed != (found := sum(c.doomed for c in self.cache.counts().values())):
             raise Violation(f"{doomed} units have a read that was given up, {found} are doomed")
         if self.other is not None:
-            for at in self._places(self.other.blocks, [self.other.slot]):
-                if self.memory[at : at + UNIT] != OTHER:
-                    raise Violation(f"memory of a new owner at {at} was written by a late read")
+            where = places(self.other.blocks, [self.other.slot])
+            expect(self.memory, where, [OTHER] * len(where), "memory of a new owner")
         for attempt in self.attempts:
             if attempt.used:
                 self._verify(attempt)
 
-    def _places(self, blocks: Iterable[int], slots: Iterable[int | None]) -> list[int]:
-        at = [GEOMETRY.block_offset(b) for b in blocks]
-        return at + [GEOMETRY.slot_offset(s) for s in slots if s is not None]
-
     def _verify(self, attempt: Attempt) -> None:
-        """What is used, now and later, are the prompt's bytes."""
-        kept = attempt.kept
+        """What is used, now and later, are the prompt's bytes. A checkpoint is nobody's: it may be evicted."""
         want = [right("block", i) for i in range(TOKENS)] + [right("slot", TOKENS)]
-        places = self._places(attempt.holding.blocks, [attempt.holding.slot])
-        if (
-            kept is not None and WANTED in self.cache.match(self.chain).checkpoints
-        ):  # nobody's any more: it may be evicted
+        where = places(attempt.holding.blocks, [attempt.holding.slot])
+        if attempt.kept is not None and WANTED in self.cache.match(self.chain).checkpoints:
             want.append(right("slot", WANTED))
-            places.append(GEOMETRY.slot_offset(kept))
-        for at, data in zip(places, want, strict=True):
-            if (got := bytes(self.memory[at : at + UNIT])) != data:
-                raise Violation(f"used bytes at {at} are {got!r}, the prompt's are {data!r}")
+            where += places([], [attempt.kept])
+        expect(self.memory, where, want, "used bytes")
 
     def finish(self) -> None:
         """Everything ends: all memory is free, whatever reads are still posted."""
@@ -349,10 +211,7 @@ class Model:
             self.cache.release(self.other, donate=False)
         self.transfer.close("the end")
         self._settle()
-        self.cache.check_integrity()
-        for name, c in self.cache.counts().items():
-            if c.held or c.doomed or c.pinned_by_io or c.free + c.cached != c.total:
-                raise Violation(f"{name} at the end: {c}")
+        add_up(self.cache, quiet=True)
         if any(read.copy() for read in self.manual.reads):
             raise Violation("a read writes after its agent is gone")
 
@@ -390,9 +249,6 @@ class Model:
         kind = "confirmed" if verdict.confirmed or not self.guard else "failed"
         self.to_d.append(Message(m.epoch, kind, m.lease))
 
-    def _p_reuses(self) -> None:
-        self.p.reuse()
-
     def _p_ends(self) -> None:
         """The lease's time is over, or an operator cancels: the reader is told."""
         over = self.p.leases.release(self.p.lease)
@@ -402,12 +258,6 @@ class Model:
     def _p_loses(self) -> None:
         self.p.ended(self.p.leases.end_session(SessionKey("d", "1", self.p.connected)))
         self.p.connected = 0
-
-    def _p_restarts(self) -> None:
-        self.p.start()
-
-    def _p_renews(self) -> None:
-        self.p.renew()
 
     def _p_closes(self) -> None:
         lease = self.p.lease
@@ -470,15 +320,12 @@ class Model:
         self.clock.now += 10
         self.transfer.turn()
 
-    def _poll(self) -> None:
-        self.transfer.turn()
-
     def _d_reuses(self) -> None:
         """The next request gets everything that is free."""
-        self.reused, n = True, self._free_blocks
+        self.reused, n = True, self._free()
         self.other = self.cache.reserve(TokenChain(b"other", 1, pack_tokens(range(100, 100 + n))), n)
         if self.other is not None:
-            for at in self._places(self.other.blocks, [self.other.slot]):
+            for at in places(self.other.blocks, [self.other.slot]):
                 self.memory[at : at + UNIT] = OTHER
 
     def _settle(self) -> None:
@@ -540,10 +387,10 @@ class Model:
 
     def state(self) -> object:
         """Everything that decides what can still happen."""
-        p, held = self.p, [(a.holding.blocks, a.holding.slot, a.holding.checkpoint_slot) for a in self.attempts]
+        held = [(a.holding.blocks, a.holding.slot, a.holding.checkpoint_slot) for a in self.attempts]
         return (
-            bytes(p.memory), bytes(self.memory), p.incarnation, p.generation, tuple(p.agents), p.lease, p.progress, p.connected,
-            p.free, self.faults, self.epoch, self.connected, self.cancelled, tuple(self.to_p), tuple(self.to_d),
+            self.p.state, bytes(self.memory), self.faults, self.epoch, self.connected, self.cancelled,
+            tuple(self.to_p), tuple(self.to_d),
             tuple((a.intake.phase, tuple(a.intake._outstanding), a.over, a.used, a.lease) for a in self.attempts),
             tuple((r.state, k in self.whole, r.copies > 0) for k, r in enumerate(self.manual.reads)),
             tuple(self.cache.counts().values()), tuple(map(str, held)), self.reused,

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.transfer.fence_model import FAULTS, Model, Violation
+from tests.transfer.fence_model import Model
+from tests.transfer.fence_parts import FAULTS, Violation
 from twinflow.transfer import generation as generation_module
 from twinflow.transfer import generations as generations_module
 

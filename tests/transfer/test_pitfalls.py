@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.decode.session import arena_of
-from tests.transfer.fence_model import FINGERPRINT, GEOMETRY, LAYOUT, Nothing
+from tests.transfer.fence_parts import FINGERPRINT, GEOMETRY, LAYOUT, Nothing
 from tests.transfer.test_generations import Reader
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.hybrid import HybridCache

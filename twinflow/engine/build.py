@@ -57,8 +57,8 @@ def build_engine(
     link, thread = open_transfer(config, arena, on_transfer, transport) if transport else (None, None)
     ready = describe(config, model, arena, cache, link)
     engine = Engine(config, model, arena, cache, thread, ready)
-    if config.device != "cpu" and config.cuda_graphs != "off":
-        engine.runner.capture(config.step_tokens, decodes=config.role is not Role.PREFILL)
+    if config.device != "cpu":
+        engine.runner.prepare(config)
     warm_up(engine)
     return engine, ready
 

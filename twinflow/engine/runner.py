@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from twinflow.cache.arena import Arena
+from twinflow.cache.arena import TORCH_DTYPES, Arena
 from twinflow.cache.base import Cache
+from twinflow.contracts.workers import Role
 from twinflow.engine.base import Work
 from twinflow.engine.batch import BlockTables, Fields, Part, Plan, Shape, pack
 from twinflow.engine.config import EngineConfig
@@ -63,15 +64,20 @@ class Runner:
             for _ in range(config.flights + 1)  # one more than can be on their way
         ]
 
-    def capture(self, step_tokens: int, *, decodes: bool) -> None:
-        """Captures the CUDA graphs of this worker's steps; compiles the kernels that they need."""
+    def prepare(self, config: EngineConfig) -> None:
+        """On a GPU, before anything is served: compiles the kernels of sampling, for every option, and captures the CUDA
+        graphs of this worker's steps."""
+        self.sampler.warm_up(TORCH_DTYPES[self.model.layout.attention.tensors[0].dtype])
+        if config.cuda_graphs == "off":
+            return
 
         def padding(shape: Shape, buffer: torch.Tensor) -> None:
             self._fill(Plan.of(()), shape, buffer)
             self._wait()
 
+        shapes = step_shapes(self.tables.rows, config.step_tokens, decodes=config.role is not Role.PREFILL)
         with torch.inference_mode():
-            self.graphs.capture(self._forward, padding, step_shapes(self.tables.rows, step_tokens, decodes=decodes))
+            self.graphs.capture(self._forward, padding, shapes)
 
     def enter(self, sequence: Sequence) -> None:
         """The sequence, with its memory, takes part in steps from now on."""

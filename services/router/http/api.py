@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Request
 
@@ -16,8 +17,11 @@ from services.router.config import RouterConfig
 from services.router.generation import Generator, Job, Outcome
 from services.router.http.events import StreamLimits
 from services.router.http.fields import GenerationFields
+from services.router.schedule.base import ChoiceKind
 from services.router.text.reply import Piece, TokenText
 from services.router.text.tokenizer import ModelText
+from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.requests import RequestStats
 
 STATS_HEADER = "x-twinflow-stats"  # "1": answers carry a `twinflow` object beside `usage`
 
@@ -33,18 +37,30 @@ class Api:
     def limits(self) -> StreamLimits:
         return StreamLimits(self.config.keep_alive_s, self.config.slow_client_s)
 
-    def job(
+    def jobs(
         self,
         id: str,
         fields: GenerationFields,
-        prompt: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         logprobs: int | None,
         default_tokens: int,
-    ) -> Job:
-        seed, text = random.getrandbits(63), self.text
-        sampling = fields.sampling(seed, logprobs, text.eos_token_ids, text.vocab_size, text.defaults)
-        limit = fields.reply_limit()
-        return Job(id, tuple(prompt), sampling, limit, default_tokens, fields.stop_strings(), fields.cache_salt)
+    ) -> list[Job]:
+        """`n` for each prompt, in order of the choices. The samples of one prompt share a seed and differ in their index."""
+        count, text = len(prompts) * fields.n, self.text
+        if count > self.config.max_prompts:
+            raise BadRequest(
+                f"n: at most {self.config.max_prompts} choices in one request, asked for {count}", param="n"
+            )
+        limit, jobs = fields.reply_limit(), []
+        for prompt in map(tuple, prompts):
+            sampling = fields.sampling(
+                random.getrandbits(63), logprobs, text.eos_token_ids, text.vocab_size, text.defaults
+            )
+            for i in range(fields.n):
+                job_id = id if count == 1 else f"{id}-{len(jobs)}"
+                one = dataclasses.replace(sampling, sample_index=i)
+                jobs.append(Job(job_id, prompt, one, limit, default_tokens, fields.stop_strings(), fields.cache_salt))
+        return jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +122,32 @@ async def merge(runs: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[t
             await run.aclose()
 
 
-def usage(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    prompt = sum(o.prompt_tokens for o in outcomes)
+def usage(outcomes: Sequence[Outcome], n: int = 1) -> dict[str, Any]:
+    """A prompt counts once for its `n` samples; cached is what none of them had to compute."""
+    prompts = [outcomes[i : i + n] for i in range(0, len(outcomes), n)]
+    prompt = sum(samples[0].prompt_tokens for samples in prompts)
     completion = sum(o.completion_tokens for o in outcomes)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(o.cached_tokens for o in outcomes)},
+        "prompt_tokens_details": {"cached_tokens": sum(min(o.cached_tokens for o in samples) for samples in prompts)},
     }
+
+
+def decision_headers(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """How the request is served, as far as it is known when headers are sent; several choices' values are listed once each."""
+    told: dict[str, dict[str, None]] = {"route": {}, "reason": {}, "decode-worker": {}, "prefill-worker": {}}
+    for o in outcomes:
+        if o.choice is None:
+            continue
+        remote = o.choice.candidates[0].record.id if o.choice.kind is ChoiceKind.REMOTE else ""
+        stats = o.stats or RequestStats()
+        values = (stats.route or o.choice.kind.value, stats.reason or o.choice.reason.value, o.choice.decode.id)
+        for name, value in zip(told, (*values, stats.prefill_worker or remote), strict=True):
+            if value:
+                told[name][quote(value, safe=" ()/:,;=")] = None
+    return {f"x-twinflow-{name}": ",".join(values) for name, values in told.items() if values}
 
 
 def wants_stats(request: Request) -> bool:

@@ -11,24 +11,30 @@ from pydantic import Field, StrictBool
 from starlette.responses import Response
 
 from services.router.generation import Job, Outcome
-from services.router.http.api import Api, collect, new_id, stats, usage, wants_stats
+from services.router.http.api import (
+    Api,
+    Finished,
+    collect_all,
+    decision_headers,
+    merge,
+    new_id,
+    stats,
+    usage,
+    wants_stats,
+)
+from services.router.http.choices import Deltas, message
+from services.router.http.conversation import Chat, ConversationFields, render_chat
 from services.router.http.events import DONE, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, Tokens
-from services.router.http.messages import Message, SentTool
 from services.router.http.parse import read_body
-from services.router.text.reply import TokenText
-from services.router.text.templates import RESERVED
-from twinflow.contracts.errors import BadRequest, TooLong, Unsupported
+from services.router.text.reply import Piece, TokenText
+from twinflow.contracts.errors import BadRequest, TooLong
 
 
-class ChatFields(GenerationFields):
-    messages: Annotated[list[Message], Field(min_length=1)]
+class ChatFields(GenerationFields, ConversationFields):
     max_completion_tokens: Tokens | None = None
     logprobs: StrictBool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[SentTool] | None = None
-    tool_choice: Any = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)  # variables of the model's template
 
     def reply_limit(self) -> int | None:
         both = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -44,19 +50,6 @@ class ChatFields(GenerationFields):
             raise BadRequest("top_logprobs needs logprobs=true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def template_tools(self) -> Sequence[Any] | None:
-        """None when there are none or tool_choice is "none"; a forced choice is refused."""
-        if self.tool_choice not in (None, "none", "auto"):
-            raise Unsupported(
-                f"tool_choice={self.tool_choice!r} is not supported, only none and auto", param="tool_choice"
-            )
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return self.tools
-
-    def template_messages(self) -> list[dict[str, Any]]:
-        return [m.for_template(f"messages[{i}]") for i, m in enumerate(self.messages)]
-
 
 def chat_routes(api: Api) -> APIRouter:
     routes = APIRouter()
@@ -64,79 +57,78 @@ def chat_routes(api: Api) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         fields = await read_body(request, ChatFields, api.config.model_name, api.config.max_body_bytes)
-        id = new_id("chatcmpl")
-        job = await make_job(api, id, fields)
-        outcome = Outcome(prompt_tokens=len(job.prompt))
-        answer = ChatAnswer(api, id, fields, outcome, wants_stats(request))
+        id = request.state.id = new_id("chatcmpl")
+        chat = await render_chat(api, fields)
+        jobs = api.jobs(id, fields, [chat.prompt], fields.wanted_logprobs(), api.config.default_max_tokens)
+        answer = ChatAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:
-                return await open_events(request, answer.events(job), api.limits, {"x-request-id": id})
-            body = await unless_gone(request, answer.body(job))
+                return await open_events(request, answer.events(jobs), api.limits, answer.headers)
+            body = await unless_gone(request, answer.body(jobs))
         except TooLong as e:
             raise TooLong(e.message, param="messages" if e.param == "prompt" else e.param) from None
-        return JSONResponse(body, headers={"x-request-id": id})
+        return JSONResponse(body, headers=answer.headers())
 
     return routes
 
 
-async def make_job(api: Api, id: str, fields: ChatFields) -> Job:
-    variables = fields.chat_template_kwargs
-    for name in RESERVED & variables.keys():
-        raise BadRequest(f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs")
-    text = api.text.template.render(fields.template_messages(), fields.template_tools(), extra=variables)
-    prompt = await api.text.encode(text, add_special_tokens=False)
-    if not prompt:
-        raise BadRequest("the messages make an empty prompt", param="messages")
-    return api.job(id, fields, prompt, fields.wanted_logprobs(), api.config.default_max_tokens)
-
-
 class ChatAnswer:
-    """Shapes one generation as OpenAI's chat completion, whole or in chunks."""
+    """Shapes `n` generations as OpenAI's chat completion, whole or in chunks."""
 
-    def __init__(self, api: Api, id: str, fields: ChatFields, outcome: Outcome, with_stats: bool) -> None:
+    def __init__(self, api: Api, id: str, fields: ChatFields, chat: Chat, with_stats: bool) -> None:
         self._api = api
         self._fields = fields
-        self._outcome = outcome
+        self._outcomes = [Outcome(prompt_tokens=len(chat.prompt)) for _ in range(fields.n)]
+        self._parsers = [api.text.parser(chat.text, chat.tools) for _ in range(fields.n)]
         self._with_stats = with_stats
-        self._head = {"id": id, "created": int(time.time()), "model": fields.model}
+        self._head: dict[str, Any] = {"id": id, "created": int(time.time()), "model": fields.model}
 
-    async def body(self, job: Job) -> dict[str, Any]:
-        done = await collect(self._api.generator.run(job, self._outcome))
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": done.text, "refusal": None},
-            "logprobs": self._logprobs(done.tokens),
-            "finish_reason": done.finish,
-        }
-        body = {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage([self._outcome])}
-        return body | self._stats()
+    def headers(self) -> dict[str, str]:
+        return {"x-request-id": self._head["id"]} | decision_headers(self._outcomes)
 
-    async def events(self, job: Job) -> AsyncGenerator[bytes, None]:
+    async def body(self, jobs: Sequence[Job]) -> dict[str, Any]:
+        done = await collect_all(self._runs(jobs))
+        choices = [self._choice(i, d) for i, d in enumerate(done)]
+        head = {**self._head, "object": "chat.completion"}
+        return {**head, "choices": choices, "usage": self._usage()} | self._stats()
+
+    async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes, None]:
         with_usage = self._fields.stream_options is not None and self._fields.stream_options.include_usage
-        first = True
-        async with aclosing(self._api.generator.run(job, self._outcome)) as pieces:
-            async for piece in pieces:
-                delta: dict[str, Any] = {"role": "assistant"} if first else {}
-                if piece.text or first:
-                    delta["content"] = piece.text
-                first = False
-                last = piece.finish is not None
-                yield self._chunk(delta, self._logprobs(piece.tokens), piece.finish, last and not with_usage)
+        deltas = [Deltas(parser) for parser in self._parsers]
+        running = len(jobs)
+        async with aclosing(merge(self._runs(jobs))) as pieces:
+            async for i, piece in pieces:
+                running -= piece.finish is not None
+                sent = deltas[i].push(piece)
+                if sent is not None:
+                    yield self._chunk(i, *sent, with_stats=not running and not with_usage)
         if with_usage:
-            yield event({**self._chunk_head(), "choices": [], "usage": usage([self._outcome])} | self._stats())
+            yield event({**self._chunk_head(), "choices": [], "usage": self._usage()} | self._stats())
         yield DONE
 
-    def _chunk(self, delta: dict[str, Any], logprobs: Any, finish: str | None, with_stats: bool) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    def _runs(self, jobs: Sequence[Job]) -> list[AsyncGenerator[Piece, None]]:
+        return [self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)]
+
+    def _choice(self, index: int, done: Finished) -> dict[str, Any]:
+        told, finish = message(self._parsers[index], done.text, done.finish)
+        return {"index": index, "message": told, "logprobs": self._logprobs(done.tokens), "finish_reason": finish}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], tokens: Sequence[TokenText], finish: str | None, with_stats: bool
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
         return event({**self._chunk_head(), "choices": [choice]} | (self._stats() if with_stats else {}))
 
     def _chunk_head(self) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk"}
 
-    def _stats(self) -> dict[str, Any]:
-        return {"twinflow": stats([self._outcome])} if self._with_stats else {}
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._outcomes, self._fields.n)
 
-    def _logprobs(self, tokens: tuple[TokenText, ...]) -> dict[str, Any] | None:
+    def _stats(self) -> dict[str, Any]:
+        return {"twinflow": stats(self._outcomes)} if self._with_stats else {}
+
+    def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
         if not self._fields.logprobs:
             return None
         return {"content": [self._token(t) for t in tokens], "refusal": None}

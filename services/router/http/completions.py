@@ -11,9 +11,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from services.router.generation import Job, Outcome
-from services.router.http.api import Api, collect_all, merge, new_id, stats, usage, wants_stats
+from services.router.http.api import Api, collect_all, decision_headers, merge, new_id, stats, usage, wants_stats
 from services.router.http.events import DONE, event, open_events, unless_gone
-from services.router.http.fields import MAX_LOGPROBS, GenerationFields
+from services.router.http.fields import MAX_LOGPROBS, GenerationFields, known_ids
 from services.router.http.parse import read_body
 from services.router.text.reply import TokenText
 from twinflow.contracts.errors import BadRequest
@@ -47,38 +47,34 @@ def completion_routes(api: Api) -> APIRouter:
     @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
         fields = await read_body(request, CompletionFields, api.config.model_name, api.config.max_body_bytes)
-        id = new_id("cmpl")
+        id = request.state.id = new_id("cmpl")
         jobs = await make_jobs(api, id, fields)
         outcomes = [Outcome(prompt_tokens=len(job.prompt)) for job in jobs]
         answer = CompletionAnswer(api, id, fields, outcomes, wants_stats(request))
         if fields.stream:
-            return await open_events(request, answer.events(jobs), api.limits, {"x-request-id": id})
-        return JSONResponse(await unless_gone(request, answer.body(jobs)), headers={"x-request-id": id})
+            return await open_events(request, answer.events(jobs), api.limits, answer.headers)
+        return JSONResponse(await unless_gone(request, answer.body(jobs)), headers=answer.headers())
 
     return routes
 
 
 async def make_jobs(api: Api, id: str, fields: CompletionFields) -> list[Job]:
     prompts = fields.prompts(api.config.max_prompts)
-    jobs = []
+    all_ids = []
     for i, prompt in enumerate(prompts):
         where = f"prompt[{i}]" if len(prompts) > 1 else "prompt"
         if isinstance(prompt, str):
             ids = await api.text.encode(prompt, add_special_tokens=True)
         else:
-            ids = prompt
-            for token in ids:
-                if not 0 <= token < api.text.vocab_size:
-                    told = f"token id {token} is outside the vocabulary of {api.text.vocab_size}"
-                    raise BadRequest(f"{where}: {told}", param="prompt")
+            ids = known_ids(prompt, api.text.vocab_size, where, "prompt")
         if not ids:
             raise BadRequest(f"{where} is empty", param="prompt")
-        jobs.append(api.job(f"{id}-{i}", fields, ids, fields.logprobs, api.config.default_completion_tokens))
-    return jobs
+        all_ids.append(ids)
+    return api.jobs(id, fields, all_ids, fields.logprobs, api.config.default_completion_tokens)
 
 
 class CompletionAnswer:
-    """Shapes generations as OpenAI's text completion, one choice per prompt."""
+    """Shapes generations as OpenAI's text completion, `n` choices per prompt."""
 
     def __init__(
         self, api: Api, id: str, fields: CompletionFields, outcomes: Sequence[Outcome], with_stats: bool
@@ -87,12 +83,17 @@ class CompletionAnswer:
         self._fields = fields
         self._outcomes = outcomes
         self._with_stats = with_stats
-        self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": fields.model}
+        self._head: dict[str, Any] = {
+            "id": id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": fields.model,
+        }
 
     async def body(self, jobs: Sequence[Job]) -> dict[str, Any]:
         done = await collect_all([self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)])
         choices = [self._choice(i, d.text, d.tokens, d.finish) for i, d in enumerate(done)]
-        return {**self._head, "choices": choices, "usage": usage(self._outcomes)} | self._stats()
+        return {**self._head, "choices": choices, "usage": usage(self._outcomes, self._fields.n)} | self._stats()
 
     async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes, None]:
         with_usage = self._fields.stream_options is not None and self._fields.stream_options.include_usage
@@ -105,8 +106,11 @@ class CompletionAnswer:
                 choice = self._choice(i, piece.text, piece.tokens, piece.finish)
                 yield event({**self._head, "choices": [choice]} | (self._stats() if last else {}))
         if with_usage:
-            yield event({**self._head, "choices": [], "usage": usage(self._outcomes)} | self._stats())
+            yield event({**self._head, "choices": [], "usage": usage(self._outcomes, self._fields.n)} | self._stats())
         yield DONE
+
+    def headers(self) -> dict[str, str]:
+        return {"x-request-id": self._head["id"]} | decision_headers(self._outcomes)
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": self._logprobs(tokens), "finish_reason": finish}

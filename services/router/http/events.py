@@ -7,7 +7,7 @@ after the keep-alive time, the stream begins with a comment instead.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -63,8 +63,10 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def open_events(request: Request, events: Events, limits: StreamLimits, headers: dict[str, str]) -> Response:
-    """Raises what the events raise before their first one."""
+async def open_events(
+    request: Request, events: Events, limits: StreamLimits, headers: Callable[[], dict[str, str]]
+) -> Response:
+    """Raises what the events raise before their first one. `headers` are asked for when the stream opens."""
     first = asyncio.ensure_future(anext(events))
     left = asyncio.ensure_future(gone(request.receive))
     opened = False
@@ -75,7 +77,7 @@ async def open_events(request: Request, events: Events, limits: StreamLimits, he
         if first.done():
             first.result()
         opened = True
-        return EventStream(first, left, events, limits, headers)
+        return EventStream(first, left, events, limits, headers())
     finally:
         if not opened:
             await cancel_all(first, left)

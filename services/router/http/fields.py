@@ -21,7 +21,6 @@ Tokens = Annotated[StrictInt, Field(ge=1, le=MAX_TOKENS)]
 
 # Fields of OpenAI's API that change nothing at these values; any other value is refused by name.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "store": (False,),
@@ -37,6 +36,7 @@ UNSUPPORTED = frozenset(
         *NEUTRAL,
         *("audio", "function_call", "functions", "prediction", "reasoning_effort", "verbosity", "web_search_options"),
         *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "use_beam_search"),
+        *("adapter", "images", "input_audio", "lora_name", "lora_path", "lora_request", "mm_processor_kwargs"),
         *("prompt_cache_key", "safety_identifier", "length_penalty", "prompt_logprobs", "lora", "priority"),
     }
 )
@@ -54,6 +54,7 @@ class GenerationFields(BaseModel):
     unsupported: ClassVar[frozenset[str]] = UNSUPPORTED
 
     model: StrictStr
+    n: Annotated[StrictInt, Field(ge=1)] = 1
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     max_tokens: Tokens | None = None
@@ -133,6 +134,14 @@ def _in_vocabulary(id: int, vocab: int, param: str) -> int:
     if not 0 <= id < vocab:
         raise BadRequest(f"{param}: token id {id} is outside the vocabulary of {vocab}", param=param)
     return id
+
+
+def known_ids(ids: list[int], vocab: int, where: str, param: str) -> list[int]:
+    """Raises BadRequest for ids outside the vocabulary."""
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise BadRequest(f"{where}: token id {token} is outside the vocabulary of {vocab}", param=param)
+    return ids
 
 
 def drop_neutral(body: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class FunctionSpec(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Literal[False] | None = None  # nothing would hold the model to the schema
 
 
 class Tool(BaseModel):

@@ -205,6 +205,7 @@ class Choice:
     decode_usable_tokens: int
     prefill_tokens: int
     max_tokens: int
+    prefill_attention_tokens: int = 0  # reach of whoever prefills
     local_max_tokens: int = 0
     terms: Mapping[str, float] = field(default_factory=dict)
     others: Mapping[str, float] = field(default_factory=dict)

@@ -92,7 +92,7 @@ def _options(
     reply_tokens = min(request.max_tokens, snapshot.reply_tokens or DEFAULT_REPLY_TOKENS)
     scene = Scene(request, policy, snapshot.fleet.get(fingerprint, Rates()), reply_tokens, behind)
     ranked = _rank(peers, scene, random)
-    return [_option(Sighted(w, policy.sight(w, n)), ranked, snapshot, scene) for w in decoders]
+    return [_option(Sighted(w, policy.sight(w, n)), ranked, snapshot, scene, random) for w in decoders]
 
 
 def _rank(peers: Sequence[Sighted], scene: Scene, random: Random) -> list[tuple[Sighted, Terms]]:
@@ -107,7 +107,9 @@ def _rank(peers: Sequence[Sighted], scene: Scene, random: Random) -> list[tuple[
     return [scored[i] for i in (first, *rest)]
 
 
-def _option(decode: Sighted, ranked: list[tuple[Sighted, Terms]], snapshot: Snapshot, scene: Scene) -> _Option:
+def _option(
+    decode: Sighted, ranked: list[tuple[Sighted, Terms]], snapshot: Snapshot, scene: Scene, random: Random
+) -> _Option:
     policy, broken = scene.policy, snapshot.broken
     local = policy.scorer.local(decode, scene)
     if decode.facts.record.role is Role.BOTH:
@@ -116,10 +118,12 @@ def _option(decode: Sighted, ranked: list[tuple[Sighted, Terms]], snapshot: Snap
     if not healthy:
         return _Option(decode, ChoiceKind.LOCAL, Reason.NO_PREFILL_WORKER, (), local, scene.request.prompt_tokens)
     pairs = [(p, terms | policy.scorer.remote(decode, p, terms, scene)) for p, terms in healthy]
-    first, rest = pairs[0], pairs[1:]
     if policy.picker is least:  # what a pair costs may change the order that the prefill workers have by themselves
-        first, *rest = sorted(pairs, key=lambda pair: sum(pair[1].values()))  # stable: ties stay as ranked
-    peers, remote = (first[0], *(p for p, _ in rest)), first[1]
+        totals = [sum(terms.values()) for _, terms in pairs]
+        first = least(dict(enumerate(totals)), random, scene.request.turn)
+        order = sorted(range(len(pairs)), key=lambda i: (i != first, totals[i]))
+        pairs = [pairs[i] for i in order]
+    peers, remote = tuple(p for p, _ in pairs), pairs[0][1]
     suffix = scene.request.prompt_tokens - decode.hit.usable_tokens
     limit = policy.scorer.local_limit(decode, local, remote, scene)
     if suffix <= limit:
@@ -144,6 +148,7 @@ def _choice(
         decode_usable_tokens=decode.facts.usable_tokens(n),
         prefill_tokens=n - whoever.facts.usable_tokens(n),
         max_tokens=request.max_tokens,
+        prefill_attention_tokens=whoever.facts.attention_tokens,
         local_max_tokens=option.local_max_tokens,
         terms=option.terms | {"total": option.total},
         others={o.name: o.total for o in others},

@@ -7,7 +7,8 @@
                    slot       waiting for a slot of D, if all are taken
                    step       one step of D with one sequence more
                    streams    what D's streams lose by that sequence, for the length of a reply
-                   behind     the prompts that wait at prefill workers wait for this one too
+                   behind     others will wait for this one: as many as wait at a prefill worker on average, at an idle
+                              one no more than one
     local(D)       wait, prefill (N − usable_D), slot, step and streams at D; its streams also stand still while it prefills
 
 The two sides save different things: a prefill worker what `usable_tokens` spares it, a decode worker the transfer of what its
@@ -34,7 +35,7 @@ class Cost:
         return {
             "wait": prefill_ms(worker.facts, worker.facts.queued_prefill_tokens, scene.fleet),
             "prefill": compute_ms,
-            "behind": scene.policy.behind * scene.behind * compute_ms,
+            "behind": scene.policy.behind * min(scene.behind, worker.facts.waiting_prompts + 1) * compute_ms,
         }
 
     def remote(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:

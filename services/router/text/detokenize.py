@@ -1,6 +1,7 @@
 """Token ids → text while they arrive, never splitting a character.
 
-The texts of all pushes plus `finish()` equal `decode(all ids, skip_special_tokens=True)`. Two ways:
+The texts of all pushes plus `finish()` equal `decode(all ids, skip_special_tokens=True)`, but for special tokens that mark
+calls or thoughts: parsers need to see those. Two ways:
 
 * byte-level tokenizers (most hybrids): every token is known bytes; an incremental UTF-8 decoder holds back the bytes of
   an unfinished character. Exact and O(1) per token.
@@ -33,10 +34,12 @@ class Detokenizer(Protocol):
 class TokenTexts:
     """What single tokens are as bytes and text; shared by all sequences of a model."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, markers: frozenset[str] = frozenset()) -> None:
+        """`markers`: texts that are shown even where they are special tokens."""
         self.tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        special = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.special_ids = frozenset(i for i, text in special.items() if text not in markers)
+        self.marker_ids = frozenset(special) - self.special_ids
         self.byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._byte_of = _byte_level_alphabet() if self.byte_level else {}
 
@@ -92,6 +95,10 @@ class WindowDetokenizer:
         token = self._texts.tokenizer.id_to_token(token_id)
         if token_id in self._texts.special_ids or token is None:
             return ""
+        if token_id in self._texts.marker_ids:
+            text = self.finish() + token
+            self._context, self._held = [], []
+            return text
         self._held.append(token_id)
         in_byte_run = _BYTE_TOKEN.fullmatch(token) is not None
         if len(self._held) >= MAX_HELD_TOKENS:

@@ -65,6 +65,7 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` are visible to the template by name. Raises ModelError when a template does not parse."""
         env = _environment()
+        self.sources = tuple(sources.values())
         try:
             self._templates = {name: env.from_string(text) for name, text in sources.items()}
         except jinja2.TemplateError as e:

@@ -5,8 +5,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from services.router.text.calls.base import Tools
+from services.router.text.calls.formats import AUTO, CallFormat, call_format
 from services.router.text.defaults import SamplingDefaults, load_sampling_defaults
 from services.router.text.detokenize import Detokenizer, TokenTexts
+from services.router.text.parsed import ReplyParser, reply_parser
+from services.router.text.reasoning import CLOSE, OPEN, opened_by, thinks
 from services.router.text.templates import ChatTemplate, load_chat_template, read_json, special_tokens
 from twinflow.contracts.errors import ModelError
 
@@ -22,7 +26,10 @@ class ModelText:
         template: ChatTemplate,
         eos_token_ids: tuple[int, ...],
         defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008  (frozen)
+        calls: CallFormat | None = None,
+        thinks: bool = False,
     ) -> None:
+        """`calls`: how it writes tool calls, None = it does not. `thinks`: its replies have thoughts in tags."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -30,7 +37,10 @@ class ModelText:
         self.eos_token_ids = eos_token_ids
         self.defaults = defaults
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self.texts = TokenTexts(tokenizer)
+        self.calls = calls
+        self.thinks = thinks
+        markers = {*((calls.open, calls.close) if calls is not None else ()), *((OPEN, CLOSE) if thinks else ())}
+        self.texts = TokenTexts(tokenizer, frozenset(markers))
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`. Chat prompts pass False (the template wrote them), plain prompts True (as the tokenizer's
@@ -47,9 +57,14 @@ class ModelText:
         """A fresh one per generated sequence."""
         return self.texts.detokenizer()
 
+    def parser(self, prompt: str, tools: Tools | None) -> ReplyParser:
+        """A fresh one per generated sequence. `prompt`: the rendered chat."""
+        return reply_parser(self.calls, tools, self.thinks, self.thinks and opened_by(prompt))
 
-def load_model_text(folder: str | Path) -> ModelText:
-    """Reads tokenizer.json, the chat template and the EOS ids. Raises ModelError that names what is missing."""
+
+def load_model_text(folder: str | Path, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> ModelText:
+    """Reads tokenizer.json, the chat template and the EOS ids. Raises ModelError that names what is missing, BadRequest for an
+    unknown parser."""
     folder = Path(folder)
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -59,7 +74,9 @@ def load_model_text(folder: str | Path) -> ModelText:
     except Exception as e:  # the library raises bare Exception
         raise ModelError(f"{path} cannot be read as a tokenizer: {e}") from e
     eos = eos_token_ids(folder, tokenizer)
-    return ModelText(tokenizer, load_chat_template(folder), eos, load_sampling_defaults(folder))
+    template = load_chat_template(folder)
+    calls, thoughts = call_format(tool_parser, template.sources), thinks(reasoning_parser, template.sources)
+    return ModelText(tokenizer, template, eos, load_sampling_defaults(folder), calls, thoughts)
 
 
 def eos_token_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:

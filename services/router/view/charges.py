@@ -1,9 +1,9 @@
 """What this router has given to one worker and not got back yet, beside what the worker says of itself.
 
-A reported load is as old as its report. What was charged after it is not in it and is added; what was charged before is, together
-with the work of other routers. What this router knows by itself (all charges, less what the worker says it has computed since) is
-the least that there can be. So nothing counts twice, a burst spreads before any report arrives, and several routers see each
-other's work one report late.
+What this router knows by itself (all charges, less what the worker says it has computed since) is exact as long as nobody else
+uses the worker. That is told by the number of requests there. With other routers the worker's own account counts: it is as old as
+its report, so what was charged after it is added. So nothing counts twice, a burst spreads before any report arrives, and several
+routers see each other's work one report late.
 """
 
 from dataclasses import dataclass, field
@@ -69,6 +69,8 @@ class Charges:
         return max(len(self.requests), load.running + load.waiting + len(self.new_requests))
 
     def queued_prefill_tokens(self, load: Load) -> int:
+        if load.running + load.waiting <= len(self.requests | self._prompts.keys()):  # all of them are ours
+            return self._left
         return max(self._left, load.queued_prefill_tokens + sum(self._new.values()))
 
     @property

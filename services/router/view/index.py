@@ -8,7 +8,7 @@ Writes gather until somebody reads. Every worker incarnation has a column; a col
 is in no set any more.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from services.router.view.expected import Expected
 from services.router.view.prompt import PromptKeys
 from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
+from twinflow.cache.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
 from twinflow.contracts.workers import WorkerRecord
 
 CHECKPOINT = 0x5DEECE66D51A7E57  # a checkpoint's key: its hash's, with these bits turned
@@ -191,9 +192,17 @@ def _bits(sets: U64) -> NDArray[np.uint8]:
     return np.unpackbits(np.ascontiguousarray(sets).view(np.uint8), axis=1, bitorder="little")
 
 
-def expected_of(record: WorkerRecord, prompt: PromptKeys, with_state: bool) -> Sequence[int]:
-    """Keys that a worker will hold once it has this prompt: its full blocks and, where it was computed, the state at the last
-    boundary that can be resumed from."""
+def expected_blocks(record: WorkerRecord, prompt: PromptKeys) -> list[int]:
+    """Keys of the blocks that a worker will hold once it has this prompt."""
     keys: list[int] = prompt.block_keys(record).tolist()
-    boundary = (prompt.tokens - 1) // record.block_tokens
-    return [*keys, keys[boundary - 1] ^ CHECKPOINT] if boundary and with_state else keys
+    return keys
+
+
+def expected_states(record: WorkerRecord, prompt: PromptKeys, resumed_tokens: int, reach_tokens: int) -> list[int]:
+    """Keys of the states that it will keep while it computes the prompt from `resumed_tokens` on."""
+    size, interval_tokens = record.block_tokens, 0
+    if record.block_bytes:
+        interval_tokens = -(-INTERVAL_STATE_SHARE * record.slot_bytes // record.block_bytes) * size
+    kept = checkpoint_positions(resumed_tokens, reach_tokens, prompt.tokens, size, interval_tokens)
+    blocks = expected_blocks(record, prompt)
+    return [blocks[at // size - 1] ^ CHECKPOINT for at in kept]

@@ -13,7 +13,7 @@ from services.router.schedule.rates import Rates
 from services.router.view.breakers import Breakers
 from services.router.view.charges import Charges
 from services.router.view.feed import Feed
-from services.router.view.index import HitIndex, Holdings, expected_of
+from services.router.view.index import HitIndex, Holdings, expected_blocks, expected_states
 from services.router.view.prompt import PromptKeys
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.requests import RequestStats
@@ -140,7 +140,10 @@ class View:
         until_s = now + choice.terms.get("wait", 0.0) / 1e3 + choice.terms.get("prefill", 0.0) / 1e3 + EVENTS_LATE_S
         for worker in {id(w): w for w in (decode, prefill) if w is not None}.values():
             if worker.feed.column is not None:
-                keys = expected_of(worker.record, prompt, with_state=worker is prefill)
+                keys = expected_blocks(worker.record, prompt)
+                if worker is prefill:
+                    resumed = prompt.tokens - choice.prefill_tokens
+                    keys += expected_states(worker.record, prompt, resumed, choice.prefill_attention_tokens)
                 self._index.expected.add(worker.feed.column, keys, until_s, now)
 
     def prefilled(self, request_id: str) -> None:

@@ -24,8 +24,9 @@ def caches(kv_heads: int, dim: int, device: str) -> tuple[torch.Tensor, torch.Te
     ids=str,
 )
 @pytest.mark.parametrize("unit_offset", [None, False, True], ids=("plain", "norm", "unit-offset"))
+@pytest.mark.parametrize("options", [{}, {"together": True, "warps": 1}], ids=("few tokens", "many tokens"))
 def test_equals_the_reference(
-    heads: int, kv_heads: int, dim: int, rotary: int, unit_offset: bool | None, device: str
+    heads: int, kv_heads: int, dim: int, rotary: int, unit_offset: bool | None, options: dict[str, int], device: str
 ) -> None:
     torch.manual_seed(0)
     q, k, v = fused(*(torch.randn(5, h, dim, device=device) for h in (heads, kv_heads, kv_heads)))
@@ -38,7 +39,7 @@ def test_equals_the_reference(
         angles = rotary_angles(positions, inverse_frequencies(rotary, 1e7, device))
     slots = torch.tensor([17, -1, 0, 63, -1], device=device)
     mine, theirs = caches(kv_heads, dim, device), caches(kv_heads, dim, device)
-    got = fast.attention_inputs(q, k, v, *norms, *angles, *mine, slots)
+    got = fast.attention_inputs(q, k, v, *norms, *angles, *mine, slots, **options)
     expected = reference.attention_inputs(q, k, v, *norms, *angles, *theirs, slots)
     assert relative_error(got, expected) < 1e-6
     for a, b in zip(mine, theirs, strict=True):

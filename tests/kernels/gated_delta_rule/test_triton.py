@@ -192,6 +192,17 @@ def test_shapes_of_models(dtype: torch.dtype, tolerance: float, lens: tuple[int,
     chunked(x, state, lens, torch.randperm(n), torch.arange(n) % 2 == 1, tolerance)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+@pytest.mark.parametrize("share", [24, 12, 4], ids=("tiles of 32", "tiles of 64", "tiles of 128"))
+def test_as_many_programs_as_fit(share: int) -> None:
+    """Batches so large that the scan takes each of its widths of tiles."""
+    lens = (65, 100, 2) * (torch.cuda.get_device_properties("cuda").multi_processor_count // (3 * share))
+    x = Inputs.random(sum(lens), "cuda", torch.bfloat16, 128, 128, key_heads=2, heads=4)
+    state = torch.randn(len(lens), 4, 128, 128, device="cuda")
+    chunked(x, state, lens, torch.randperm(len(lens)), torch.arange(len(lens)) % 2 == 1, 1e-2)
+
+
 @pytest.mark.parametrize("tokens", [1, 100])
 @pytest.mark.parametrize("chunks", [True, False], ids=("chunks", "tokens"))
 def test_half_precision_inputs_and_state(tokens: int, chunks: bool, device: str) -> None:

@@ -7,13 +7,14 @@ from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Pace
 
 
-def test_a_curve_is_straight_between_what_it_knows_and_flat_outside() -> None:
+def test_a_curve_is_straight_between_what_it_knows() -> None:
     curve = Curve()
     assert curve.at(1000) is None
     curve = curve.learn(1024, 20_000.0).learn(4096, 60_000.0)
     assert curve.at(1024) == 20_000 and curve.at(4096) == 60_000
     assert curve.at(2048) == pytest.approx(40_000)
-    assert curve.at(1) == 20_000 and curve.at(10**6) == 60_000
+    assert curve.at(1000) == 20_000 and curve.at(1024 / 2**2.5) == pytest.approx(10_000) and curve.at(10**6) == 60_000
+    assert curve.at(1) == curve.at(64)
 
 
 def test_a_curve_follows_and_forgets_outliers() -> None:

@@ -4,8 +4,8 @@ from services.router.view.charges import Charges
 from twinflow.contracts.workers import Load
 
 
-def queued(charges: Charges, reported: int = 0) -> int:
-    return charges.queued_prefill_tokens(Load(queued_prefill_tokens=reported))
+def queued(charges: Charges, reported: int = 0, running: int = 9) -> int:
+    return charges.queued_prefill_tokens(Load(running=running, queued_prefill_tokens=reported))
 
 
 def test_what_is_charged_after_a_report_is_added_to_it() -> None:
@@ -24,6 +24,16 @@ def test_a_late_report_hides_nothing() -> None:
     charges.prefill("a", 1000)
     charges.reported(0)
     assert queued(charges, 0) == 1000
+
+
+def test_what_is_all_ours_is_known_better_here() -> None:
+    """The worker counts a waiting prompt whole; that its prefix will be there by then is known here."""
+    charges = Charges()
+    charges.prefill("a", 20_000)
+    charges.prefill("b", 300)
+    charges.reported(5_000)
+    assert queued(charges, 35_000, running=2) == 15_300
+    assert queued(charges, 35_000, running=3) == 35_000
 
 
 def test_progress_counts_in_order() -> None:

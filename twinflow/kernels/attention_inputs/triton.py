@@ -47,8 +47,7 @@ def attention_inputs(
     per_tile = min(power_of_2(heads, 1), max(1, TILE // width))
     tiles = 0 if untouched else triton.cdiv(heads, per_tile)
     many = tokens >= 16 * multiprocessors(q.device)
-    if together is None:
-        together = tiles == 1 and many
+    together = tiles == 1 and (many if together is None else together)
     if warps is None:
         warps = 1 if many else 4
     if early is None:

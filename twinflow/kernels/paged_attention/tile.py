@@ -64,15 +64,11 @@ def can_describe(cache: torch.Tensor, tile: int) -> bool:
     )
 
 
-def described_rows(cache: torch.Tensor) -> list[int]:
-    """Shape of the matrix that a descriptor sees: all tokens of all heads and blocks, other layers' in between, by D."""
-    blocks, heads, block_tokens, dim = cache.shape
-    return [((blocks - 1) * cache.stride(0) + (heads - 1) * cache.stride(1)) // dim + block_tokens, dim]
-
-
 def describe(cache: torch.Tensor, tile: int) -> TensorDescriptor:
-    dim = cache.shape[3]
-    return TensorDescriptor(cache, described_rows(cache), [dim, 1], [tile, dim])
+    """Of all tokens of all heads and blocks, other layers' in between, as rows of D."""
+    blocks, heads, block_tokens, dim = cache.shape
+    rows = ((blocks - 1) * cache.stride(0) + (heads - 1) * cache.stride(1)) // dim + block_tokens
+    return TensorDescriptor(cache, [rows, dim], [dim, 1], [tile, dim])
 
 
 def tall_tile(device: torch.device, dim: int) -> tuple[int, int]:

@@ -1,0 +1,68 @@
+"""`make chaos`: a long run, its table, exit code 1 if anything was found that must not be.
+
+python -m tests.chaos --faults 200 --seed 1 --table docs/chaos.md     replaces what stands between the marks in that file
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.load import questions
+from tests.chaos.report import Report
+from tests.chaos.runner import run
+from tests.chaos.schedule import PROCESSES, schedule
+from tests.e2e.oracle import Oracle
+
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+
+
+def main() -> int:
+    args = options().parse_args()
+    if args.transport:
+        os.environ["UCX_TLS"] = args.transport
+    names = [PROCESSES[2], *(f"prefill-{i}" for i in range(2)), *(f"decode-{i}" for i in range(2))]
+    faults = schedule(args.seed, args.faults, names)
+    known = questions(Oracle(args.model), args.seed, 12, prompt_tokens=320, new_tokens=32)
+    with tempfile.TemporaryDirectory(prefix="twinflow-chaos-") as folder:
+        logs = args.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        report = asyncio.run(
+            run(faults, known, model=args.model, log_dir=logs, seed=args.seed, say=lambda text: print(text, flush=True))
+        )
+    return show(report, args)
+
+
+def show(report: Report, args: argparse.Namespace) -> int:
+    how = f"{len(report.happened)} faults, seed {report.seed}, UCX_TLS={args.transport or 'default'}, "
+    lines = [f"{how}{report.seconds / 60:.0f} minutes.", "", *report.lines()]
+    print("\n" + "\n".join(lines))
+    if args.table:
+        text = args.table.read_text()
+        before, rest = text.split(BEGIN)
+        args.table.write_text("\n".join([before + BEGIN, *lines, END + rest.split(END)[1]]))
+    defects = report.defects()
+    for defect in defects:
+        print(f"FOUND: {defect}")
+    for exit in report.aborts:
+        print(f"ended by its transport: {exit.name} with {exit.code}: {' | '.join(exit.tail[-3:])}")
+    return 1 if defects else 0
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", default="models/twinflow-tiny")
+    parser.add_argument(
+        "--transport", default="tcp", help="UCX_TLS of the workers; empty = UCX chooses (shared memory)"
+    )
+    parser.add_argument("--table", type=Path, help="a Markdown file with the marks that enclose the table")
+    parser.add_argument("--logs", type=Path, help="keep the processes' logs in this folder")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The cluster that the faults happen to: real processes whose workers are reached through byte proxies, and their supervisor."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+
+from services.cli.cluster import Cluster, ClusterPlan, free_ports
+from services.cli.topology import ClusterSettings, plan, with_model_here
+from tests.chaos.proxy import Link, Proxy
+from tests.chaos.report import Exit
+from tests.chaos.watch import Watch
+
+POLL_S = 0.1
+ABORTS_WITHIN_S = 20.0  # after a pause
+SETTINGS = {  # short, so that what a fault leaves behind is given back while the run looks
+    "engine.doomed-limit-s": "3",
+    "engine.generation-drain-s": "2",
+    "session.lease-s": "15",
+}
+
+
+def settings(model: str, prefill: int, decode: int) -> ClusterSettings:
+    """verify=checksum, so that a wrong byte is an error and never a token; small chunks, so that a prompt takes several; whatever
+    has a candidate goes through a hand-off, however short the rest is."""
+    extra = [(kind, f"{key}={value}") for kind in ("prefill", "decode") for key, value in SETTINGS.items()]
+    extra += [("prefill", "engine.chunk-tokens=64"), ("decode", "local-max-tokens=0"), ("router", "local-max-tokens=0")]
+    names = [f"{kind}-{i}" for kind, count in (("prefill", prefill), ("decode", decode)) for i in range(count)]
+    extra += [(name, f"advertise=127.0.0.1:{port}") for name, port in zip(names, free_ports(len(names)), strict=True)]
+    return ClusterSettings(
+        model=model, port=0, prefill=prefill, decode=decode, dtype="float32", verify="checksum", cache_bytes=96 << 20,
+        extra=tuple(extra),
+    )  # fmt: skip
+
+
+def option(made: ClusterPlan, name: str, key: str) -> int:
+    """The port in the last `--key=[host:]port` of a process."""
+    spec = next(s for s in made.specs if s.name == name)
+    return int([a for a in spec.argv if a.startswith(f"--{key}=")][-1].split("=")[1].split(":")[-1])
+
+
+class ChaosCluster:
+    """Use as an async context manager, on the main thread: children end with the thread that started them."""
+
+    def __init__(self, chosen: ClusterSettings, log_dir: Path) -> None:
+        made = plan(with_model_here(chosen))
+        self.watch = Watch()
+        self.model = chosen.served_name
+        self.router_grpc = made.admin
+        self.base_url = made.base_url
+        self.workers = made.workers
+        self.exits: list[Exit] = []
+        self._cluster = Cluster(made, sink=self.watch, log_dir=log_dir)
+        self._proxies = {
+            n: Proxy(option(made, n, "advertise"), option(made, n, "port"), self._pids) for n in made.workers
+        }
+        self._down: set[str] = set()  # killed or paused, by a fault
+        self._paused_at: dict[str, float] = {}
+        self._http = httpx.AsyncClient(base_url=made.base_url, timeout=1.0)
+
+    @property
+    def names(self) -> list[str]:
+        return self._cluster.names
+
+    async def __aenter__(self) -> "ChaosCluster":
+        for proxy in self._proxies.values():
+            await proxy.start()
+        self._cluster.start_all()
+        try:
+            await asyncio.to_thread(self._cluster.wait_ready, 150.0)
+        except BaseException:
+            self._cluster.stop()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise(), name="supervisor")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Raises AssertionError if a process does not leave by itself."""
+        self._supervisor.cancel()
+        await asyncio.gather(self._supervisor, return_exceptions=True)
+        killed = await asyncio.to_thread(self._cluster.stop)
+        for proxy in self._proxies.values():
+            await proxy.close()
+        await self._http.aclose()
+        assert killed == [], f"these did not leave by themselves: {', '.join(killed)}"
+
+    # ---- what a fault does ----
+
+    def kill(self, name: str) -> None:
+        self._down.add(name)
+        self._cluster.kill(name)
+
+    def restart(self, name: str) -> float:
+        """Returns when it was started."""
+        at = time.monotonic()
+        self._cluster.start(name)
+        self._down.discard(name)
+        return at
+
+    def pause(self, name: str) -> None:
+        self._down.add(name)
+        self._paused_at[name] = time.monotonic()
+        self._signal_group(name, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        self._signal_group(name, signal.SIGCONT)
+        self._paused_at[name] = time.monotonic()
+        self._down.discard(name)
+
+    def link(self, client: str, server: str) -> Link:
+        return self._proxies[server].link(client)
+
+    # ---- how it is ----
+
+    async def connected(self) -> set[str]:
+        """The workers that the router has a session with; empty while it does not answer."""
+        try:
+            known = (await self._http.get("/health")).json()["workers"]
+        except (httpx.HTTPError, ValueError):
+            return set()
+        return {w["id"] for w in known if w["connected"]}
+
+    async def wait_up(self, names: set[str], within_s: float) -> set[str]:
+        """Until these serve again; returns those that do not in time. The router serves once it knows a worker."""
+        began = time.monotonic()
+        while True:
+            here = await self.connected()
+            here |= {"router"} if here else set()
+            missing = {n for n in names if n not in here or n in self._down}
+            if not missing or time.monotonic() - began > within_s:
+                return missing
+            await asyncio.sleep(POLL_S)
+
+    async def back_s(self, name: str, since: float, within_s: float) -> float | None:
+        """Seconds from a restart until the process serves; None if it does not in time."""
+        while time.monotonic() - since < within_s:
+            up = await self.connected() if name == "router" else self.watch.session_up(name, since)
+            if up:
+                return time.monotonic() - since
+            await asyncio.sleep(POLL_S)
+        return None
+
+    # ---- inside ----
+
+    def _pids(self) -> Mapping[str, int]:
+        return {p.name: p.pid for p in self._cluster.running}
+
+    def _signal_group(self, name: str, sig: signal.Signals) -> None:
+        process = self._cluster.process(name)
+        if process.returncode is None:
+            os.killpg(process.pid, sig)
+
+    async def _supervise(self) -> None:
+        """Starts again what ended by itself, as a supervisor does."""
+        while True:
+            for name in self.names:
+                died = self._cluster.process(name).died()
+                if died is not None and name not in self._down:
+                    after_pause = time.monotonic() - self._paused_at.get(name, -1e9) < ABORTS_WITHIN_S
+                    self.exits.append(Exit(name, died.code, after_pause, died.tail))
+                    self._cluster.start(name)
+            await asyncio.sleep(POLL_S)

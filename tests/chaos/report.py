@@ -1,0 +1,144 @@
+"""What a run has shown: the counts, the verdict on them, the table for people."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+from tests.chaos.load import HUNG, LOST, Exchange
+from tests.chaos.quiet import Left
+from tests.chaos.schedule import Fault
+from tests.chaos.watch import Line
+
+# Codes of errors that say what a fault did. `internal` would be a bug, `bad_request` the load's own.
+CLEAR = frozenset({"worker_lost", "no_decode_worker", "handoff_failed", "no_capacity", "overloaded", "deadline"})
+EXPLAINS_S = 12.0  # a fault explains errors until so long after its end
+LOOSE_NOTICE_S = 10.0  # 3 s of silence, on a machine that has other things to do
+
+
+@dataclass(slots=True)
+class Happened:
+    """One fault as it was. Times are `time.monotonic()`; None = has not happened."""
+
+    fault: Fault
+    at: float
+    until: float
+    noticed_s: float | None = None  # the last of those who noticed; None for what was too short for anybody
+    went_on_s: float = 0.0  # until the request that had to wait longest went on, or had its error
+    back_s: float | None = None  # from the start of a new process until it serves
+
+    @property
+    def recovered_s(self) -> float | None:
+        return None if self.noticed_s is None else max(0.0, self.went_on_s - self.noticed_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A process that ended though nobody killed it."""
+
+    name: str
+    code: int
+    after_pause: bool  # it had just been paused: its transport may end it then
+    tail: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Report:
+    seed: int
+    happened: list[Happened] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    quiet: list[Left] = field(default_factory=list)  # after each round
+    exits: list[Exit] = field(default_factory=list)
+    trouble: list[Line] = field(default_factory=list)  # errors and tracebacks in the logs
+    generations: int = 0
+    not_back: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def wrong(self) -> list[Exchange]:
+        return [e for e in self.exchanges if e.contradicts]
+
+    @property
+    def errors(self) -> Counter[str]:
+        return Counter(e.error for e in self.exchanges if e.error)
+
+    @property
+    def aborts(self) -> list[Exit]:
+        return [e for e in self.exits if e.after_pause]
+
+    def defects(self) -> list[str]:
+        """Everything that must not be; empty when the run is good."""
+        found = [f"wrong answer: {e.text!r} ({e.error or 'ok'}), expected {e.question.text!r}" for e in self.wrong]
+        found += [f"hung: no sign for too long after {len(e.marks)} events" for e in self.exchanges if e.error == HUNG]
+        found += [
+            f"unclear error {e.error}: {e.message}"
+            for e in self.exchanges
+            if e.error and e.error not in {*CLEAR, LOST, HUNG}
+        ]
+        found += [
+            f"{e.error} without a fault: {e.message}" for e in self.exchanges if e.error and not self.explained(e)
+        ]
+        found += [f"left behind after quiet: {left}" for left in self.quiet if not left.clean]
+        found += [f"{e.name} ended with {e.code}: {' | '.join(e.tail[-5:])}" for e in self.exits if not e.after_pause]
+        found += [f"{line.name} logs: {line.text}" for line in self.trouble]
+        found += [f"not back: {name}" for name in self.not_back]
+        late = [h for h in self.happened if h.noticed_s is not None and h.noticed_s > LOOSE_NOTICE_S]
+        return found + [f"noticed only after {h.noticed_s:.1f} s: {h.fault}" for h in late]
+
+    def explained(self, exchange: Exchange) -> bool:
+        """A fault was there while it ran, or shortly before; a lost connection needs one of the router."""
+        assert exchange.ended is not None
+        return any(
+            h.at <= exchange.ended
+            and exchange.began <= h.until + (h.back_s or 0.0) + EXPLAINS_S
+            and (exchange.error != LOST or "router" in h.fault.victims)
+            for h in self.happened
+        )
+
+    def lines(self) -> list[str]:
+        """Markdown: a table by kind of fault, then the counts."""
+        return [*self._by_kind(), "", *self._counts()]
+
+    def _by_kind(self) -> list[str]:
+        head = ["fault", "times", "noticed", "detection p50", "max", "recovery p50", "max", "serves again p50", "max"]
+        rows = [head, ["---", *["---:"] * (len(head) - 1)]]
+        groups = sorted({h.fault.group for h in self.happened})
+        for group in [*groups, "all"]:
+            mine = [h for h in self.happened if group in (h.fault.group, "all")]
+            noticed = present(h.noticed_s for h in mine)
+            times = [noticed, present(h.recovered_s for h in mine), present(h.back_s for h in mine)]
+            rows.append([group, str(len(mine)), str(len(noticed)), *(cell for t in times for cell in p50_max(t))])
+        return ["| " + " | ".join(row) + " |" for row in rows]
+
+    def _counts(self) -> list[str]:
+        errors = self.errors
+        lost, hung = errors.pop(LOST, 0), errors.pop(HUNG, 0)
+        last = self.quiet[-1] if self.quiet else Left()
+        counts = {
+            "requests": len(self.exchanges),
+            "answered, equal to the fault-free answer": sum(e.right for e in self.exchanges),
+            "wrong answers": len(self.wrong),
+            "clear errors": f"{sum(errors.values())} ({', '.join(f'{n} {k}' for k, n in errors.items()) or 'none'})",
+            "connections that a dead router took along": lost,
+            "hung requests": hung,
+            "left after quiet, worst of all looks: blocks, slots": self._worst("blocks", "slots"),
+            "requests, leases": self._worst("requests", "leases"),
+            "doomed, pinned units": self._worst("doomed", "pinned"),
+            "seconds until quiet, most": f"{max((q.after_s for q in self.quiet), default=0.0):.1f}",
+            "new transfer generations": f"{self.generations} (doomed at the end: {last.doomed})",
+            "processes ended by their transport after a pause": len(self.aborts),
+            "processes ended otherwise, unasked": len(self.exits) - len(self.aborts),
+            "errors in the logs": len(self.trouble),
+        }
+        return ["| what | |", "| --- | ---: |", *(f"| {name} | {value} |" for name, value in counts.items())]
+
+    def _worst(self, *names: str) -> str:
+        return ", ".join(str(max((getattr(left, name) for left in self.quiet), default=0)) for name in names)
+
+
+def present(times: Iterable[float | None]) -> list[float]:
+    return [t for t in times if t is not None]
+
+
+def p50_max(times: list[float]) -> list[str]:
+    return [f"{median(times):.1f} s", f"{max(times):.1f} s"] if times else ["–", "–"]

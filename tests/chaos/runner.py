@@ -1,0 +1,138 @@
+"""One run: load, faults, a look at what is left after each round, and the account of all of it."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.chaos.cluster import ChaosCluster, settings
+from tests.chaos.load import Load, Question
+from tests.chaos.quiet import settle
+from tests.chaos.report import Happened, Report
+from tests.chaos.schedule import Fault, Kind, Point
+from tests.chaos.watch import GENERATION, NOTICED_WITHIN_S, TROUBLE
+
+BACK_S = 90.0  # a worker loads its model and warms up, on a machine that has other things to do
+POINT_S = 4.0  # waiting for a request in the wanted phase
+GOES_ON_S = 10.0  # a wait that began so long after a fault is not of its making
+Say = Callable[[str], None]
+
+
+async def run(
+    faults: Sequence[Fault],
+    known: Sequence[Question],
+    *,
+    model: str,
+    log_dir: Path,
+    seed: int,
+    prefill: int = 2,
+    decode: int = 2,
+    clients: int = 4,
+    round_faults: int = 10,
+    say: Say = lambda text: None,
+) -> Report:
+    """`faults` one after another; after each `round_faults` of them the load rests and nothing may be left."""
+    report = Report(seed)
+    began = time.monotonic()
+    async with ChaosCluster(settings(model, prefill, decode), log_dir) as cluster:
+        load = Load(cluster.base_url, cluster.model, seed, known, clients)
+        runner = Runner(cluster, load, report, random.Random(seed), say)
+        try:
+            await runner.baseline(known)
+            for i in range(0, len(faults), round_faults):
+                await runner.round(faults[i : i + round_faults])
+        finally:
+            await load.close()
+            runner.account()
+    report.seconds = time.monotonic() - began
+    return report
+
+
+class Runner:
+    def __init__(self, cluster: ChaosCluster, load: Load, report: Report, rng: random.Random, say: Say) -> None:
+        self._cluster = cluster
+        self._load = load
+        self._report = report
+        self._rng = rng
+        self._say = say
+        self._returning: list[asyncio.Task[None]] = []
+
+    async def baseline(self, known: Sequence[Question]) -> None:
+        """Raises AssertionError unless the cluster, left alone, gives the answers that all others are compared with."""
+        for i, question in enumerate(known):
+            got = await self._load.once(question, f"baseline {i}")
+            assert got.right, f"without any fault: {got.text!r} ({got.error} {got.message}), expected {question.text!r}"
+
+    async def round(self, faults: Sequence[Fault]) -> None:
+        self._load.start()
+        for fault in faults:
+            await self._one(fault)
+        await asyncio.gather(*self._returning)
+        self._returning.clear()
+        await self._load.drain()
+        self._report.not_back += sorted(await self._cluster.wait_up(set(self._cluster.names), BACK_S))
+        left = await settle(self._cluster.router_grpc)
+        self._report.quiet.append(left)
+        self._say(f"quiet after {left.after_s:.1f} s: {'nothing left' if left.clean else left}")
+
+    async def _one(self, fault: Fault) -> None:
+        missing = await self._cluster.wait_up(set(fault.victims), BACK_S)
+        if missing:
+            self._report.not_back += sorted(missing)
+            return
+        await self._reach(fault)
+        at = time.monotonic()
+        affected = self._load.open
+        happened = Happened(fault, at, at + fault.lasts_s)
+        self._report.happened.append(happened)
+        await self._do(happened)
+        happened.until = time.monotonic()
+        self._say(f"{len(self._report.happened):4d}  {fault}, {len(affected)} requests under way")
+        self._returning.append(asyncio.create_task(self._measure(happened)))
+        await asyncio.sleep(fault.gap_s)
+
+    async def _reach(self, fault: Fault) -> None:
+        """A moment with a request in the wanted phase, or `POINT_S` later whatever is."""
+        until = time.monotonic() + POINT_S
+        while fault.point is not Point.ANY and time.monotonic() < until:
+            begun = [bool(e.text) for e in self._load.open]
+            if (fault.point is Point.DECODING) in begun:
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(fault.delay_s)
+
+    async def _do(self, happened: Happened) -> None:
+        fault, cluster = happened.fault, self._cluster
+        if fault.kind is Kind.KILL:
+            cluster.kill(*fault.victims)
+            await asyncio.sleep(fault.lasts_s)
+            self._returning.append(asyncio.create_task(self._return(happened, cluster.restart(*fault.victims))))
+        elif fault.kind is Kind.PAUSE:
+            cluster.pause(*fault.victims)
+            await asyncio.sleep(fault.lasts_s)
+            cluster.resume(*fault.victims)
+        else:
+            link = cluster.link(*fault.victims)
+            link.stall() if fault.kind is Kind.STALL else link.cut()
+            await asyncio.sleep(fault.lasts_s)
+            link.heal()
+
+    async def _return(self, happened: Happened, since: float) -> None:
+        happened.back_s = await self._cluster.back_s(happened.fault.victims[0], since, BACK_S)
+
+    async def _measure(self, happened: Happened) -> None:
+        """Once nobody can notice it any more."""
+        await asyncio.sleep(max(0.0, happened.at + NOTICED_WITHIN_S - time.monotonic()))
+        happened.noticed_s = self._cluster.watch.noticed_s(happened.fault, happened.at)
+
+    def account(self) -> None:
+        """What only the end of the run can tell."""
+        report, watch = self._report, self._cluster.watch
+        report.exchanges = self._load.exchanges
+        report.exits = self._cluster.exits
+        report.generations = len(watch.matching(GENERATION))
+        report.trouble = watch.matching(TROUBLE)
+        for happened in report.happened:
+            waits = [e.silence_after(happened.at, GOES_ON_S) for e in report.exchanges if e.began < happened.at]
+            happened.went_on_s = max(waits, default=0.0)

@@ -1,0 +1,76 @@
+"""What goes wrong and when: a list of faults that a seed decides. Pure."""
+
+import enum
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Kind(enum.StrEnum):
+    KILL = "kill"  # SIGKILL to front and engine; started again after `lasts_s`
+    PAUSE = "pause"  # SIGSTOP to front and engine, SIGCONT after `lasts_s`
+    STALL = "stall"  # a link takes bytes and delivers none, as behind a switch that is gone
+    CUT = "cut"  # a link's connections are reset, new ones too
+
+
+class Point(enum.StrEnum):
+    """Where in the life of a request: the fault waits for one in that phase, then `delay_s` more."""
+
+    ANY = "any time"
+    PREFILLING = "before the first token"
+    DECODING = "amid an answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`victims`: one process, or the client and server of a link. `gap_s`: rest before the next fault."""
+
+    kind: Kind
+    victims: tuple[str, ...]
+    point: Point
+    delay_s: float
+    lasts_s: float
+    gap_s: float
+
+    @property
+    def group(self) -> str:
+        """The row of the table that it counts in: "kill decode", "stall router - prefill"."""
+        return f"{self.kind} {' - '.join(name.split('-')[0] for name in self.victims)}"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {' - '.join(self.victims)} for {self.lasts_s:.1f} s, {self.point}"
+
+
+PROCESSES = ("prefill", "decode", "router")
+LINKS = (("decode", "prefill"), ("router", "decode"), ("router", "prefill"))
+DECK: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+    *((kind, (role,)) for kind in (Kind.KILL, Kind.PAUSE) for role in PROCESSES),
+    *((kind, link) for kind in (Kind.STALL, Kind.CUT) for link in LINKS),
+)
+LASTS_S = {Kind.KILL: (0.1, 2.0), Kind.PAUSE: (0.5, 7.0), Kind.STALL: (0.5, 7.0), Kind.CUT: (0.2, 5.0)}
+
+
+def schedule(
+    seed: int, count: int, names: Sequence[str], deck: Sequence[tuple[Kind, tuple[str, ...]]] = DECK
+) -> list[Fault]:
+    """`count` faults for the processes `names` (router, prefill-0, …). Every kind comes once before any comes again, so that no
+    run leaves one out by chance."""
+    rng = random.Random(seed)
+    left: list[tuple[Kind, tuple[str, ...]]] = []
+    faults = []
+    for _ in range(count):
+        if not left:
+            left = rng.sample(list(deck), len(deck))
+        kind, roles = left.pop()
+        victims = tuple(rng.choice([n for n in names if n.split("-")[0] == role]) for role in roles)
+        faults.append(
+            Fault(
+                kind=kind,
+                victims=victims,
+                point=rng.choice(list(Point)),
+                delay_s=rng.uniform(0.0, 0.3),
+                lasts_s=rng.uniform(*LASTS_S[kind]),
+                gap_s=rng.uniform(0.5, 2.5),
+            )
+        )
+    return faults

@@ -1,0 +1,70 @@
+"""What the processes say: when each of them noticed a fault, what went wrong inside, which transfer generations were opened."""
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tests.chaos.schedule import Fault
+
+NOTICED_WITHIN_S = 15.0
+TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|^Traceback|was never retrieved|never awaited")
+GENERATION = re.compile(r"transfer generation (\d+) is opened")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    at: float  # time.monotonic()
+    name: str  # of the process
+    text: str
+
+
+class Watch:
+    """A line sink of a `Cluster`: called from a thread per process; `list.append` needs no lock."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+
+    def __call__(self, name: str, text: str) -> None:
+        self.lines.append(Line(time.monotonic(), name, text))
+
+    def matching(self, pattern: "re.Pattern[str] | str", names: Iterable[str] | None = None) -> list[Line]:
+        wanted = None if names is None else set(names)
+        return [x for x in list(self.lines) if (wanted is None or x.name in wanted) and re.search(pattern, x.text)]
+
+    def session_up(self, worker: str, since: float) -> bool:
+        """The router has a session with this worker that began after `since`."""
+        return any(x.at > since for x in self.matching(rf"session with worker {worker} .*is up", ["router"]))
+
+    def noticed_s(self, fault: Fault, at: float) -> float | None:
+        """Seconds until the last of those who noticed had; None if nobody did. Who had no session has nothing to notice."""
+        first: dict[str, float] = {}
+        for line in list(self.lines):
+            after_s = line.at - at
+            if 0 < after_s < NOTICED_WITHIN_S and line.name not in first and tells(fault, line):
+                first[line.name] = after_s
+        return max(first.values(), default=None)
+
+
+def tells(fault: Fault, line: Line) -> bool:
+    """The line says that its process has lost the victim, or the other end of the link."""
+    *client, server = fault.victims
+    if client:
+        told = [(client[0], lost(client[0], server)), (server, lost(server, client[0]))]
+        return any(line.name == name and re.search(pattern, line.text) for name, pattern in told)
+    return line.name != server and re.search(lost(line.name, server), line.text) is not None
+
+
+def lost(observer: str, peer: str) -> str:
+    """How `observer` says that its session with `peer` has ended; matches nothing where there is none."""
+    match observer.split("-")[0], peer.split("-")[0]:
+        case "router", _:
+            return rf"no session with worker {peer} "
+        case _, "router":
+            return r"router \S+ is gone"
+        case "decode", "prefill":
+            return rf"session to prefill worker {peer}\b.* is over"
+        case "prefill", "decode":
+            return rf"session with decode worker {peer} is over"
+        case _:
+            return r"(?!)"
