@@ -18,7 +18,9 @@ NEW = 400
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    started = start(tmp_path_factory.mktemp("migration"), prefill=1, decode=2, extra=(("router", "local-max-tokens=0"),))
+    started = start(
+        tmp_path_factory.mktemp("migration"), prefill=1, decode=2, extra=(("router", "local-max-tokens=0"),)
+    )
     yield started
     assert started.cluster.stop() == []
 

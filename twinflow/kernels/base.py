@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-STATE_CHUNK_TOKENS = 64  # chunked kernels of state layers pass a state on, and can leave one behind, after so many tokens
+# Chunked kernels of state layers pass a state on, and can leave one behind, after so many tokens.
+STATE_CHUNK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,7 @@ HOT = Run(1, 20_000)
 def requests(count: int, every_s: float, shared: Run | None = HOT, own: int = 2_000, reply: int = 20) -> list[Session]:
     """One a time, all with the shared prefix, a suffix of their own behind it."""
     prefix = (shared,) if shared is not None else ()
-    return [
-        Session(i * every_s, (Turn((*prefix, Run(100 + i, own)), reply, REPLY_IDS + i),)) for i in range(count)
-    ]
+    return [Session(i * every_s, (Turn((*prefix, Run(100 + i, own)), reply, REPLY_IDS + i),)) for i in range(count)]
 
 
 def replay(sessions: list[Session], setup: Setup, span_s: float, policy: str = "cost") -> Replay:
@@ -110,7 +108,9 @@ def test_a_slow_worker_gets_less() -> None:
 
 
 def test_wrong_rates_late_events_and_overstated_hits_cost_time_only() -> None:
-    wrong = Setup(admitted=100.0, disturbance=Disturbance(rates=0.3, events_s=5.0, lost_removals=0.5), cache_bytes=4 << 30)
+    wrong = Setup(
+        admitted=100.0, disturbance=Disturbance(rates=0.3, events_s=5.0, lost_removals=0.5), cache_bytes=4 << 30
+    )
     made = replay(requests(300, 0.1), wrong, 20.0)
     assert all(a.ended_s is not None for a in made.asked)
     assert quantile(ttfts(made), 0.9) < 1.5

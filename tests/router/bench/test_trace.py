@@ -31,9 +31,7 @@ def test_a_run_prompt_hashes_as_its_tokens_do() -> None:
 
 
 def test_mooncake(tmp_path: Path) -> None:
-    rows = [
-        {"timestamp": 1000 * i, "input_length": 700, "output_length": 5 + i, "hash_ids": [0, i]} for i in range(3)
-    ]
+    rows = [{"timestamp": 1000 * i, "input_length": 700, "output_length": 5 + i, "hash_ids": [0, i]} for i in range(3)]
     sessions = read_trace(write(tmp_path / "t.jsonl", rows))
     assert [s.start_s for s in sessions] == [0, 1, 2]
     assert [(t.new, t.reply_tokens) for s in sessions for t in s.turns] == [
@@ -71,7 +69,9 @@ def test_azure(tmp_path: Path) -> None:
     assert (first.turns[0].new, first.turns[0].reply_tokens) == ((Run(0, 4808),), 10)
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "no json\n", '{"input_length": 5}\n'], ids=["empty", "bare", "text", "part"])
+@pytest.mark.parametrize(
+    "text", ["", "{}\n", "no json\n", '{"input_length": 5}\n'], ids=["empty", "bare", "text", "part"]
+)
 def test_what_is_no_trace_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(text)

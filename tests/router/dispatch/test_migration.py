@@ -37,7 +37,9 @@ async def test_the_next_worker_gets_what_was_sent(model_folder, stream):
     async with running(model_folder) as c:
         for i in range(2):
             await dying(c, f"d{i}", after=5)
-        await c.add(FakeWorker("toy", "d2"))  # it never dies; whoever is asked first, it is reached after two moves at most
+        await c.add(
+            FakeWorker("toy", "d2")
+        )  # it never dies; whoever is asked first, it is reached after two moves at most
         if stream:
             text, _ = await streamed(c)
         else:

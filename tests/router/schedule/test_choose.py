@@ -34,9 +34,7 @@ def worker(
         "block_tokens": 64,
     } | record
     rec = WorkerRecord(id, "i", role, (f"{id}:1",), **facts)
-    return WorkerFacts(
-        rec, connected, active, queued, attention_tokens=reach, checkpoints=tuple(checkpoints)
-    )
+    return WorkerFacts(rec, connected, active, queued, attention_tokens=reach, checkpoints=tuple(checkpoints))
 
 
 def stalled(facts: WorkerFacts) -> WorkerFacts:
@@ -50,7 +48,6 @@ def pick(
     *workers: WorkerFacts, n: int = 1000, max_tokens: int = 10, tie_seed: int = 0, policy: Policy = POLICY, **request
 ):
     return choose(Snapshot(workers), RouteRequest("m", n, max_tokens, tie_seed, **request), policy)
-
 
 
 @pytest.mark.parametrize(

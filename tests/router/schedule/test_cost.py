@@ -30,8 +30,12 @@ def known(id: str, role=None, reach: int = 0, usable: int = 0, slots: int = 64, 
 
 
 def test_a_prefill_worker_waits_computes_and_holds_others_up() -> None:
-    terms = COST.prefill(known("p", P, usable=4_000, queued=2_000), scene(behind=2.0))
+    busy = known("p", P, usable=4_000, queued=2_000)
+    busy = Sighted(dataclasses.replace(busy.facts, waiting_prompts=5), busy.hit)
+    terms = COST.prefill(busy, scene(behind=2.0))
     assert terms == {"wait": pytest.approx(200), "prefill": pytest.approx(600), "behind": pytest.approx(1200)}
+    idle = COST.prefill(known("p", P, usable=4_000), scene(behind=9.0))
+    assert idle == {"wait": 0, "prefill": pytest.approx(600), "behind": pytest.approx(600)}
 
 
 def test_a_transfer_is_what_attention_lacks_and_one_slot_and_hides_behind_the_prompt() -> None:
@@ -49,7 +53,9 @@ def test_an_unknown_pair_goes_by_the_others() -> None:
     assert other["transfer"] == pytest.approx(150)
     fresh = dataclasses.replace(known("d").facts, rates=Rates())
     fleet = dataclasses.replace(scene(), fleet=Rates(links={"any": 2e9}))
-    assert COST.remote(Sighted(fresh, Hit(0, 0)), known("q", P), {"prefill": 0.0}, fleet)["transfer"] == pytest.approx(75)
+    assert COST.remote(Sighted(fresh, Hit(0, 0)), known("q", P), {"prefill": 0.0}, fleet)["transfer"] == pytest.approx(
+        75
+    )
 
 
 def test_one_sequence_more_slows_all_of_them() -> None:

@@ -16,7 +16,11 @@ COLD = worker("cold", P)
 
 
 def first(name: str, *workers, n: int = 1000, **policy: object) -> str:
-    return pick(worker("d"), *workers, n=n, policy=policy_named(name, local_max_tokens=0, **policy)).candidates[0].record.id
+    return (
+        pick(worker("d"), *workers, n=n, policy=policy_named(name, local_max_tokens=0, **policy))
+        .candidates[0]
+        .record.id
+    )
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ def test_pace_is_read_by_what_ran() -> None:
 
 
 @pytest.mark.parametrize(
-    "after", [Pace(10, 1.0, 1000, 500), Pace(5, 0.5, 10, 10), Pace(11, 1.0, 1100, 500)], ids=["same", "restart", "no-time"]
+    "after",
+    [Pace(10, 1.0, 1000, 500), Pace(5, 0.5, 10, 10), Pace(11, 1.0, 1100, 500)],
+    ids=["same", "restart", "no-time"],
 )
 def test_nonsense_teaches_nothing(after: Pace) -> None:
     assert Rates().paced(Pace(10, 1.0, 1000, 500), after, 100) == Rates()

@@ -62,7 +62,9 @@ def test_the_oldest_go_first_and_what_is_stored_again_is_young() -> None:
     known = [bool(s) for s in sets(table, keys(*range(total + total // 4)))]
     assert known[7]
     assert not any(known[:7]) and all(known[total // 2 :])
-    early = known[total // 4 + total // 32 :].count(False)  # a sixty-fourth goes at a time; few more, out of full buckets
+    early = known[total // 4 + total // 32 :].count(
+        False
+    )  # a sixty-fourth goes at a time; few more, out of full buckets
     assert early < 0.02 * total
 
 
