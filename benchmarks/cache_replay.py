@@ -201,16 +201,19 @@ def verdicts(points: Sequence[Point]) -> Iterator[str]:
         chosen = [p for p in points if p.tuned is tuned]
         for name in (*RIVALS, *FIXED, "unified"):
             pairs = [(p.shares["ours"], p.shares[name]) for p in chosen if name in p.shares]
-            if pairs:
-                points_more = [ours - other for ours, other in pairs]
-                more = [100 * (ours / other - 1) for ours, other in pairs if other]
-                yield (
-                    f"{label}, {len(pairs)} rows: ours against {name}: worst {min(points_more):+.2f} points, mean "
-                    f"{sum(points_more) / len(pairs):+.2f}; worst {min(more):+.1f} %, mean {sum(more) / len(more):+.1f} %"
-                )
+            if not pairs:
+                continue
+            gained = [ours - other for ours, other in pairs]
+            line = f"{label}, {len(pairs)} rows: ours against {name}: worst {min(gained):+.2f} points, mean {_mean(gained):+.2f}"
+            more = [100 * (ours / other - 1) for ours, other in pairs if other]
+            yield line + (f"; worst {min(more):+.1f} %, mean {_mean(more):+.1f} %" if more else "")
         full = [100 * p.shares["ours"] / p.ceiling for p in chosen if p.holds]
         if full:
             yield f"{label}: where the capacity holds everything: at least {min(full):.1f} % of the ceiling"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def report(traces: Sequence[Path], limit: int | None, outcomes: dict[Run, Outcome]) -> list[Point]:

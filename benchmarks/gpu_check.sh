@@ -19,7 +19,7 @@ check() { # NAME ARGUMENTS...
 }
 k=tests/kernels
 check rows $k/norms $k/gated_group_norm $k/gating $k/attention_inputs
-check conv $k/causal_conv1d
+check conv $k/causal_conv1d $k/test_snapshots.py
 check delta $k/gated_delta_rule -k "not key_dims"
 check delta_dims $k/gated_delta_rule -k key_dims
 check ssd $k/mamba2_ssd

@@ -2,8 +2,8 @@
 
     python -m benchmarks.router_choice [--entries N] [--prefill N] [--decode N]
 
-A prompt of 32,768 tokens in blocks of 64, of which all workers hold the first half and every eighth worker everything. CPU time of
-this thread, the median of many, so that other load on the machine does not count.
+A prompt of 32,768 tokens in blocks of 64, of which all workers hold the first half and every eighth worker everything. CPU
+time of this thread, the median of many.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from services.router.schedule.policies import policy_named
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import View
 from twinflow.contracts.events import CacheEvent, EventKind
-from twinflow.contracts.workers import Load, Pace, Role, WorkerRecord
+from twinflow.contracts.workers import Load, Role, WorkerRecord
 
 TOKENS, BLOCK = 32_768, 64
 
 
 def record(id: str, role: Role) -> WorkerRecord:
-    load = Load(running=8, total_slots=256, free_slots=200, pace=Pace(1000, 10.0, 100_000, 8_000))
+    load = Load(total_slots=256, free_slots=256)
     return WorkerRecord(id, "i", role, (f"{id}:1",), "m", "f", 1 << 20, 1 << 20, BLOCK, False, load, 1 << 21, 50 << 20)
 
 

@@ -11,8 +11,8 @@
 
 `admin/` is the gRPC admin API, for operators.
 
-A worker that is lost fails its requests with a clear error; one that has not delivered a token yet is tried elsewhere
-once. Cache events and loads are hints: D's own match decides what is really computed, the view only predicts.
+The requests of a worker that is lost, or that makes no steps any more, go on at another one (`dispatch.recovery`), at most
+twice. Cache events and loads are hints: D's own match decides what is really computed, the view only predicts.
 
 `main` builds all objects from `config`; nothing is global.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.chaos.load import questions
 from tests.chaos.report import Report
 from tests.chaos.runner import run
-from tests.chaos.schedule import PROCESSES, schedule
+from tests.chaos.schedule import schedule
 from tests.e2e.oracle import Oracle
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
@@ -23,8 +23,7 @@ def main() -> int:
     args = options().parse_args()
     if args.transport:
         os.environ["UCX_TLS"] = args.transport
-    names = [PROCESSES[2], *(f"prefill-{i}" for i in range(2)), *(f"decode-{i}" for i in range(2))]
-    faults = schedule(args.seed, args.faults, names)
+    faults = schedule(args.seed, args.faults)
     known = questions(Oracle(args.model), args.seed, 12, prompt_tokens=320, new_tokens=32)
     with tempfile.TemporaryDirectory(prefix="twinflow-chaos-") as folder:
         logs = args.logs or Path(folder)

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
 
-from services.cli.cluster import Cluster, ClusterPlan, free_ports
+from services.cli.cluster import Cluster, ClusterPlan
 from services.cli.topology import ClusterSettings, plan, with_model_here
 from tests.chaos.proxy import Link, Proxy
 from tests.chaos.report import Exit
@@ -24,40 +25,39 @@ SETTINGS = {  # short, so that what a fault leaves behind is given back while th
 }
 
 
-def settings(model: str, prefill: int, decode: int) -> ClusterSettings:
-    """verify=checksum, so that a wrong byte is an error and never a token; small chunks, so that a prompt takes several; whatever
-    has a candidate goes through a hand-off, however short the rest is."""
+def settings(model: str, workers: Mapping[str, int]) -> ClusterSettings:
+    """`workers`: the port that each one advertises. verify=checksum, so that a wrong byte is an error and never a token; small
+    chunks, so that a prompt takes several; whatever has a candidate goes through a hand-off, however short the rest is."""
     extra = [(kind, f"{key}={value}") for kind in ("prefill", "decode") for key, value in SETTINGS.items()]
     extra += [("prefill", "engine.chunk-tokens=64"), ("decode", "local-max-tokens=0"), ("router", "local-max-tokens=0")]
-    names = [f"{kind}-{i}" for kind, count in (("prefill", prefill), ("decode", decode)) for i in range(count)]
-    extra += [(name, f"advertise=127.0.0.1:{port}") for name, port in zip(names, free_ports(len(names)), strict=True)]
+    extra += [(name, f"advertise=127.0.0.1:{port}") for name, port in workers.items()]
+    prefill, decode = (sum(name.startswith(kind) for name in workers) for kind in ("prefill", "decode"))
     return ClusterSettings(
         model=model, port=0, prefill=prefill, decode=decode, dtype="float32", verify="checksum", cache_bytes=96 << 20,
         extra=tuple(extra),
     )  # fmt: skip
 
 
-def option(made: ClusterPlan, name: str, key: str) -> int:
-    """The port in the last `--key=[host:]port` of a process."""
+def port_of(made: ClusterPlan, name: str) -> int:
+    """Where a worker listens itself."""
     spec = next(s for s in made.specs if s.name == name)
-    return int([a for a in spec.argv if a.startswith(f"--{key}=")][-1].split("=")[1].split(":")[-1])
+    return next(int(a.removeprefix("--port=")) for a in spec.argv if a.startswith("--port="))
 
 
 class ChaosCluster:
     """Use as an async context manager, on the main thread: children end with the thread that started them."""
 
-    def __init__(self, chosen: ClusterSettings, log_dir: Path) -> None:
-        made = plan(with_model_here(chosen))
+    def __init__(self, model: str, workers: Sequence[str], log_dir: Path) -> None:
+        sockets = {name: socket.create_server(("127.0.0.1", 0)) for name in workers}
+        chosen = with_model_here(settings(model, {name: s.getsockname()[1] for name, s in sockets.items()}))
+        made = plan(chosen)
         self.watch = Watch()
         self.model = chosen.served_name
         self.router_grpc = made.admin
         self.base_url = made.base_url
-        self.workers = made.workers
         self.exits: list[Exit] = []
         self._cluster = Cluster(made, sink=self.watch, log_dir=log_dir)
-        self._proxies = {
-            n: Proxy(option(made, n, "advertise"), option(made, n, "port"), self._pids) for n in made.workers
-        }
+        self._proxies = {n: Proxy(s, port_of(made, n), self._pids) for n, s in sockets.items()}
         self._down: set[str] = set()  # killed or paused, by a fault
         self._paused_at: dict[str, float] = {}
         self._http = httpx.AsyncClient(base_url=made.base_url, timeout=1.0)

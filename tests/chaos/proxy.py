@@ -6,7 +6,8 @@ asked of the system: all of them come from one host.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 
 import psutil
 
@@ -27,6 +28,10 @@ class Link:
     def connections(self) -> int:
         return len(self._writers) // 2
 
+    @property
+    def healthy(self) -> bool:
+        return self._flows.is_set() and not self._cut
+
     def stall(self) -> None:
         """Connections stay, and new ones are taken, but no byte gets through until `heal`."""
         self._flows.clear()
@@ -41,42 +46,25 @@ class Link:
         self._cut = False
         self._flows.set()
 
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: tuple[str, int]) -> None:
-        """Until either side closes."""
+    def join(self, *writers: asyncio.StreamWriter) -> None:
+        """These, both ends of one connection, are of this link from now on."""
+        self._writers |= set(writers)
         if self._cut:
-            writer.transport.abort()
-            return
-        try:
-            far_reader, far_writer = await asyncio.open_connection(*target)
-        except OSError:  # nobody listens, as the client shall see it
-            writer.transport.abort()
-            return
-        both = {writer, far_writer}
-        self._writers |= both
-        pumps = [asyncio.create_task(self._pump(*ends)) for ends in ((reader, far_writer), (far_reader, writer))]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-            self._writers -= both
-            for end in both:
-                end.close()
+            self.cut()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(READ_BYTES):
-                await self._flows.wait()
-                writer.write(data)
-                await writer.drain()
+    def leave(self, *writers: asyncio.StreamWriter) -> None:
+        self._writers -= set(writers)
+
+    async def open(self) -> None:
+        """Waits until bytes may pass."""
+        await self._flows.wait()
 
 
 class Proxy:
-    """One listening port for one worker. `pids`: process id by name, asked at every connection."""
+    """One listening socket, which it owns, for one worker. `pids`: process id by name, asked at every connection."""
 
-    def __init__(self, port: int, target_port: int, pids: Callable[[], Mapping[str, int]]) -> None:
-        self._port = port
+    def __init__(self, listening: socket.socket, target_port: int, pids: Callable[[], Mapping[str, int]]) -> None:
+        self._socket = listening
         self._target = ("127.0.0.1", target_port)
         self._pids = pids
         self._links: dict[str, Link] = {}
@@ -87,7 +75,7 @@ class Proxy:
         return self._links.setdefault(client, Link())
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
+        self._server = await asyncio.start_server(self._accept, sock=self._socket)
 
     async def close(self) -> None:
         assert self._server is not None
@@ -102,8 +90,85 @@ class Proxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         with contextlib.suppress(asyncio.CancelledError):
-            client = owner(writer.get_extra_info("peername")[1], self._pids())
-            await self.link(client).carry(reader, writer, self._target)
+            await self._carry(reader, writer)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until either side closes. Whose it is takes a while to find out: bytes wait for that only where it matters."""
+        connection = Connection(writer)
+        finding = asyncio.create_task(self._find(connection))
+
+        async def may_pass() -> None:
+            if not all(link.healthy for link in self._links.values()):
+                await asyncio.shield(finding)
+                await connection.open()
+
+        try:
+            await may_pass()
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            connection.add(far_writer)
+            pumps = [pump(reader, far_writer, may_pass), pump(far_reader, writer, may_pass)]
+            await first_of(pumps)
+        except OSError:  # nobody listens, as the client shall see it
+            writer.transport.abort()
+        finally:
+            await asyncio.gather(finding, return_exceptions=True)
+            await connection.close()
+
+    async def _find(self, connection: "Connection") -> None:
+        client = await asyncio.to_thread(owner, connection.client_port, self._pids())
+        connection.belongs(self.link(client))
+
+
+class Connection:
+    """The two ends of what one client has opened; its link once that is known."""
+
+    def __init__(self, near: asyncio.StreamWriter) -> None:
+        self._writers = [near]
+        self._link: Link | None = None
+        self.client_port: int = near.get_extra_info("peername")[1]
+
+    def add(self, far: asyncio.StreamWriter) -> None:
+        self._writers.append(far)
+        if self._link is not None:
+            self._link.join(far)
+
+    def belongs(self, link: Link) -> None:
+        self._link = link
+        link.join(*self._writers)
+
+    async def open(self) -> None:
+        if self._link is not None:
+            await self._link.open()
+
+    async def close(self) -> None:
+        if self._link is not None:
+            self._link.leave(*self._writers)
+        for writer in self._writers:
+            writer.close()
+        for writer in self._writers:
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, may_pass: Callable[[], Awaitable[None]]
+) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(READ_BYTES):
+            await may_pass()
+            writer.write(data)
+            await writer.drain()
+
+
+async def first_of(pumps: Iterable[Coroutine[object, object, None]]) -> None:
+    """Runs all until the first ends, then ends the others."""
+    tasks = [asyncio.create_task(p) for p in pumps]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def owner(port: int, pids: Mapping[str, int]) -> str:

@@ -51,6 +51,9 @@ class Report:
     exits: list[Exit] = field(default_factory=list)
     trouble: list[Line] = field(default_factory=list)  # errors and tracebacks in the logs
     generations: int = 0
+    handed_off: int = 0  # answers that a prefill worker began
+    recovered: int = 0  # answers that lost a hand-off and went on
+    moved_on: int = 0  # times that the router took a request from a lost worker to another
     not_back: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -82,6 +85,7 @@ class Report:
         found += [f"{e.name} ended with {e.code}: {' | '.join(e.tail[-5:])}" for e in self.exits if not e.after_pause]
         found += [f"{line.name} logs: {line.text}" for line in self.trouble]
         found += [f"not back: {name}" for name in self.not_back]
+        found += ["no answer came through a hand-off"] if self.exchanges and not self.handed_off else []
         late = [h for h in self.happened if h.noticed_s is not None and h.noticed_s > LOOSE_NOTICE_S]
         return found + [f"noticed only after {h.noticed_s:.1f} s: {h.fault}" for h in late]
 
@@ -117,6 +121,9 @@ class Report:
         counts = {
             "requests": len(self.exchanges),
             "answered, equal to the fault-free answer": sum(e.right for e in self.exchanges),
+            "answers that came through a hand-off": self.handed_off,
+            "answers that went on after a lost hand-off": self.recovered,
+            "requests that went on at another decode worker": self.moved_on,
             "wrong answers": len(self.wrong),
             "clear errors": f"{sum(errors.values())} ({', '.join(f'{n} {k}' for k, n in errors.items()) or 'none'})",
             "connections that a dead router took along": lost,

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.chaos.cluster import ChaosCluster, settings
+from tests.chaos.cluster import ChaosCluster
 from tests.chaos.load import Load, Question
 from tests.chaos.quiet import settle
 from tests.chaos.report import Happened, Report
-from tests.chaos.schedule import Fault, Kind, Point
-from tests.chaos.watch import GENERATION, NOTICED_WITHIN_S, TROUBLE
+from tests.chaos.schedule import WORKERS, Fault, Kind, Point
+from tests.chaos.watch import GENERATION, HANDED_OFF, MOVED_ON, NOTICED_WITHIN_S, RECOVERED, TROUBLE
 
 BACK_S = 90.0  # a worker loads its model and warms up, on a machine that has other things to do
 POINT_S = 4.0  # waiting for a request in the wanted phase
@@ -26,8 +26,7 @@ async def run(
     model: str,
     log_dir: Path,
     seed: int,
-    prefill: int = 2,
-    decode: int = 2,
+    workers: Sequence[str] = WORKERS,
     clients: int = 4,
     round_faults: int = 10,
     say: Say = lambda text: None,
@@ -35,7 +34,7 @@ async def run(
     """`faults` one after another; after each `round_faults` of them the load rests and nothing may be left."""
     report = Report(seed)
     began = time.monotonic()
-    async with ChaosCluster(settings(model, prefill, decode), log_dir) as cluster:
+    async with ChaosCluster(model, workers, log_dir) as cluster:
         load = Load(cluster.base_url, cluster.model, seed, known, clients)
         runner = Runner(cluster, load, report, random.Random(seed), say)
         try:
@@ -132,6 +131,9 @@ class Runner:
         report.exchanges = self._load.exchanges
         report.exits = self._cluster.exits
         report.generations = len(watch.matching(GENERATION))
+        report.handed_off = len(watch.matching(HANDED_OFF))
+        report.recovered = len(watch.matching(RECOVERED))
+        report.moved_on = len(watch.matching(MOVED_ON))
         report.trouble = watch.matching(TROUBLE)
         for happened in report.happened:
             waits = [e.silence_after(happened.at, GOES_ON_S) for e in report.exchanges if e.began < happened.at]

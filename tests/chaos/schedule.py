@@ -41,6 +41,7 @@ class Fault:
         return f"{self.kind} {' - '.join(self.victims)} for {self.lasts_s:.1f} s, {self.point}"
 
 
+WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 PROCESSES = ("prefill", "decode", "router")
 LINKS = (("decode", "prefill"), ("router", "decode"), ("router", "prefill"))
 DECK: tuple[tuple[Kind, tuple[str, ...]], ...] = (
@@ -51,9 +52,12 @@ LASTS_S = {Kind.KILL: (0.1, 2.0), Kind.PAUSE: (0.5, 7.0), Kind.STALL: (0.5, 7.0)
 
 
 def schedule(
-    seed: int, count: int, names: Sequence[str], deck: Sequence[tuple[Kind, tuple[str, ...]]] = DECK
+    seed: int,
+    count: int,
+    workers: Sequence[str] = WORKERS,
+    deck: Sequence[tuple[Kind, tuple[str, ...]]] = DECK,
 ) -> list[Fault]:
-    """`count` faults for the processes `names` (router, prefill-0, …). Every kind comes once before any comes again, so that no
+    """`count` faults for a router and these workers. Every kind comes once before any comes again, so that no
     run leaves one out by chance."""
     rng = random.Random(seed)
     left: list[tuple[Kind, tuple[str, ...]]] = []
@@ -62,7 +66,7 @@ def schedule(
         if not left:
             left = rng.sample(list(deck), len(deck))
         kind, roles = left.pop()
-        victims = tuple(rng.choice([n for n in names if n.split("-")[0] == role]) for role in roles)
+        victims = tuple(rng.choice([n for n in ("router", *workers) if n.split("-")[0] == role]) for role in roles)
         faults.append(
             Fault(
                 kind=kind,

@@ -9,6 +9,9 @@ from tests.chaos.schedule import Fault
 
 NOTICED_WITHIN_S = 15.0
 TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|^Traceback|was never retrieved|never awaited")
+HANDED_OFF = re.compile(r"services.decode.emit request .* tokens in .*, remote")
+RECOVERED = re.compile(r"services.decode.emit request .* tokens in .*lost hand-offs")
+MOVED_ON = re.compile(r"a request leaves worker")
 GENERATION = re.compile(r"transfer generation (\d+) is opened")
 
 
@@ -59,7 +62,7 @@ def lost(observer: str, peer: str) -> str:
     """How `observer` says that its session with `peer` has ended; matches nothing where there is none."""
     match observer.split("-")[0], peer.split("-")[0]:
         case "router", _:
-            return rf"no session with worker {peer} "
+            return rf"no session with worker {peer} |session with worker {peer} is closed|worker {peer} left,"
         case _, "router":
             return r"router \S+ is gone"
         case "decode", "prefill":

@@ -51,7 +51,8 @@ class Api:
             raise BadRequest(
                 f"n: at most {self.config.max_prompts} choices in one request, asked for {count}", param="n"
             )
-        limit, jobs = fields.reply_limit(), []
+        limit = fields.reply_limit()
+        jobs: list[Job] = []
         for prompt in map(tuple, prompts):
             sampling = fields.sampling(
                 random.getrandbits(63), logprobs, text.eos_token_ids, text.vocab_size, text.defaults

@@ -8,7 +8,10 @@ from services.router.http.chat import chat_routes
 from services.router.http.completions import completion_routes
 from services.router.http.errors import install
 from services.router.http.explain import explain_routes
-from services.router.http.ops import health_routes, model_routes
+from services.router.http.ops import health_routes, longest_tokens, model_routes
+from services.router.http.refused import refused_routes
+from services.router.http.responses import response_routes
+from services.router.http.tokens import token_routes
 from services.router.metrics import Metrics
 from services.router.view.view import View
 
@@ -18,7 +21,10 @@ def build_app(api: Api, view: View, generator: Generator, metrics: Metrics) -> F
     install(app, metrics, api.config.retry_after_s)
     app.include_router(chat_routes(api))
     app.include_router(completion_routes(api))
+    app.include_router(response_routes(api))
+    app.include_router(token_routes(api, lambda: longest_tokens(view, api.config.model_name)))
     app.include_router(model_routes(api, view))
+    app.include_router(refused_routes())
     app.include_router(explain_routes(api.config.admin_token, generator.decisions))
     app.include_router(health_routes(api.config, view, generator, metrics))
     return app

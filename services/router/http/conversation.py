@@ -1,5 +1,6 @@
 """A conversation with its tools, checked and rendered by the model's template; what chat and tokenising share."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,29 +17,9 @@ class ConversationFields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[SentTool] | None = None
+    tools: list[SentTool] = Field(default_factory=list)
     tool_choice: Any = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)  # variables of the model's template
-
-    def offered_tools(self, model_calls: bool) -> list[Any] | None:
-        """None when there are none or tool_choice is "none". A forced choice is refused: nothing would hold the model to it."""
-        if self.tool_choice not in (None, "none", "auto"):
-            raise Unsupported(
-                f"tool_choice={self.tool_choice!r} is not supported, only none and auto", param="tool_choice"
-            )
-        if not self.tools or self.tool_choice == "none":
-            return None
-        if not model_calls:
-            raise Unsupported(
-                "tools: this model's chat template has no tool calls; send tool_choice=none, or start the router with a "
-                "tool_parser",
-                param="tools",
-            )
-        names = [t["function"]["name"] for t in self.tools]
-        for i, name in enumerate(names):
-            if name in names[:i]:
-                raise BadRequest(f"tools[{i}].function.name: {name!r} comes twice", param=f"tools[{i}].function.name")
-        return self.tools
 
     def template_messages(self) -> list[dict[str, Any]]:
         return [m.for_template(f"messages[{i}]") for i, m in enumerate(self.messages)]
@@ -54,14 +35,54 @@ class Chat:
 
 
 async def render_chat(api: Api, fields: ConversationFields, add_generation_prompt: bool = True) -> Chat:
-    variables = fields.chat_template_kwargs
+    tools = offered_tools(fields.tools, fields.tool_choice, api.text.calls is not None)
+    return await render(
+        api, fields.template_messages(), tools, fields.chat_template_kwargs, "messages", add_generation_prompt
+    )
+
+
+async def render(
+    api: Api,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    param: str,
+    add_generation_prompt: bool = True,
+) -> Chat:
+    """`messages` and `tools` as templates expect them. `param`: the field that an empty prompt is blamed on."""
     for name in RESERVED & variables.keys():
         raise BadRequest(f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs")
-    tools = fields.offered_tools(api.text.calls is not None)
-    text = api.text.template.render(
-        fields.template_messages(), tools, add_generation_prompt=add_generation_prompt, extra=variables
-    )
+    try:
+        text = api.text.template.render(messages, tools, add_generation_prompt=add_generation_prompt, extra=variables)
+    except BadRequest as e:
+        raise BadRequest(e.message, param=param) from None
     prompt = await api.text.encode(text, add_special_tokens=False)
     if not prompt:
-        raise BadRequest("the messages make an empty prompt", param="messages")
+        raise BadRequest(f"{param} makes an empty prompt", param=param)
     return Chat(text, prompt, Tools(tools) if tools else None)
+
+
+def offered_tools(
+    tools: list[dict[str, Any]], choice: Any, model_calls: bool, path: str = "tools[{}].function"
+) -> list[dict[str, Any]] | None:
+    """None when there are none or the choice is "none". A forced choice is refused: nothing would hold the model to it. `path` of
+    a tool's function in the request."""
+    if choice not in (None, "none", "auto"):
+        raise Unsupported(f"tool_choice={choice!r} is not supported, only none and auto", param="tool_choice")
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        where, function = path.format(i), tool["function"]
+        if function.get("strict"):
+            told = f"{where}.strict=True is not supported: nothing would hold the model to the schema"
+            raise Unsupported(told, param=f"{where}.strict")
+        if function["name"] in names:
+            raise BadRequest(f"{where}.name: {function['name']!r} comes twice", param=f"{where}.name")
+        names.add(function["name"])
+    if not tools or choice == "none":
+        return None
+    if not model_calls:
+        raise Unsupported(
+            "tools: this model's chat template has no tool calls; send tool_choice=none, or start the router with a tool_parser",
+            param="tools",
+        )
+    return tools

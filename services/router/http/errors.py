@@ -1,6 +1,7 @@
 """Every error answer in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
 
 import re
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ from services.router.metrics import Metrics
 from twinflow.contracts.errors import BadRequest, Internal, TwinflowError, Unsupported
 
 _TYPES = {400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
-_UNION_TAG = re.compile(r"(str|int|float|bool|none|any|(list|dict|tuple|function|constrained|literal|union).*\[?.*)")
+_UNION_TAG = re.compile(
+    r"(str|int|float|bool|none|any|(list|dict|tuple|union).*|(function|constrained|literal)[-\[].*)"
+)
 
 
 def error_body(error: TwinflowError) -> dict[str, Any]:
@@ -21,21 +24,23 @@ def error_body(error: TwinflowError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.reason}}
 
 
-def error_response(error: TwinflowError, retry_after_s: int) -> JSONResponse:
+def error_response(error: TwinflowError, retry_after_s: int, request_id: str = "") -> JSONResponse:
     headers = {"retry-after": str(retry_after_s)} if error.http_status in (429, 503) else {}
+    headers |= {"x-request-id": request_id} if request_id else {}
     return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
 
 
 def install(app: FastAPI, metrics: Metrics, retry_after_s: int) -> None:
     """Handlers for our errors, unknown paths and methods, and bugs."""
 
-    def answer(error: TwinflowError) -> JSONResponse:
+    def answer(request: Request, error: TwinflowError) -> JSONResponse:
+        """Under the request's id, a fresh one if it came to none."""
         metrics.refused.labels(str(error.http_status), error.reason).inc()
-        return error_response(error, retry_after_s)
+        return error_response(error, retry_after_s, getattr(request.state, "id", "") or f"req-{uuid.uuid4().hex}")
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, TwinflowError)
-        return answer(error)
+        return answer(request, error)
 
     async def framework(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -44,17 +49,18 @@ def install(app: FastAPI, metrics: Metrics, retry_after_s: int) -> None:
         return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
     async def bug(request: Request, error: Exception) -> JSONResponse:
-        return answer(Internal("internal error; the router's log has the details"))
+        return answer(request, Internal("internal error; the router's log has the details"))
 
     app.add_exception_handler(TwinflowError, ours)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(Exception, bug)
 
 
-def from_validation(error: ValidationError) -> BadRequest:
-    """The first complaint of pydantic, with the field as clients write it: `messages[0].content`."""
+def from_validation(error: ValidationError, where: str = "") -> BadRequest:
+    """The first complaint of pydantic, with the field as clients write it: `messages[0].content`. `where`: the path of what was
+    validated, if it was a part."""
     first = error.errors(include_url=False, include_input=False)[0]
-    param = field_path(first["loc"])
+    param = ".".join(p for p in (where, field_path(first["loc"])) if p)
     if first["type"] == "extra_forbidden":
         return Unsupported(f"unknown field {param!r}", param=param)
     if first["type"] == "missing":

@@ -38,6 +38,11 @@ def event(payload: Any) -> bytes:
     return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
+def named_event(payload: dict[str, Any]) -> bytes:
+    """One with its type as the event's name."""
+    return b"event: " + payload["type"].encode() + b"\n" + event(payload)
+
+
 async def gone(receive: Receive) -> None:
     """Returns when the client has left. The body must have been read before."""
     while (await receive())["type"] != "http.disconnect":

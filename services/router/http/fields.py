@@ -3,6 +3,8 @@
 Null means "not given", as in OpenAI's API. Everything unknown is refused by name, so that nothing is silently ignored.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
@@ -144,13 +146,16 @@ def known_ids(ids: list[int], vocab: int, where: str, param: str) -> list[int]:
     return ids
 
 
-def drop_neutral(body: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Without nulls and without unsupported fields at values that change nothing; others raise Unsupported by name."""
+def drop_neutral(
+    body: dict[str, Any], known: frozenset[str], more: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Without nulls and without unsupported fields at values that change nothing; others raise Unsupported by name. `more`:
+    fields that one endpoint refuses besides, known or not, with their neutral values."""
     kept = {}
     for name, value in body.items():
-        if value is None or any(value == v and type(value) is type(v) for v in NEUTRAL.get(name, ())):
+        if value is None or any(value == v and type(value) is type(v) for v in more.get(name, NEUTRAL.get(name, ()))):
             continue
-        if name in UNSUPPORTED and name not in known:
+        if name in more or (name in UNSUPPORTED and name not in known):
             raise Unsupported(f"{name}={_short(value)} is not supported", param=name)
         kept[name] = value
     return kept

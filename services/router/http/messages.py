@@ -1,10 +1,9 @@
 """Chat messages and tools as clients send them → as templates expect them. Unknown parts are refused by name."""
 
 import json
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr, WrapValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictStr
 
 from twinflow.contracts.errors import BadRequest, Unsupported
 
@@ -31,7 +30,7 @@ class FunctionSpec(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None  # nothing would hold the model to the schema
+    strict: bool | None = None
 
 
 class Tool(BaseModel):
@@ -41,13 +40,13 @@ class Tool(BaseModel):
     function: FunctionSpec
 
 
-def _as_sent(value: Any, validate: Callable[[Any], Any]) -> Any:
-    validate(value)
+def _tool(value: Any) -> Any:
+    Tool.model_validate(value)
     return value
 
 
 # Validated, but passed on as the client wrote it: templates print tools as JSON, in the client's order of keys.
-SentTool = Annotated[Tool, WrapValidator(_as_sent)]
+SentTool = Annotated[dict[str, Any], BeforeValidator(_tool)]
 
 
 class Message(BaseModel):

@@ -13,8 +13,31 @@ from services.router.metrics import Metrics
 from services.router.schedule.base import NoDecodeWorker, RouteRequest
 from services.router.schedule.filters import usable_decoders
 from services.router.schedule.limits import limit_tokens
+from services.router.text.tokenizer import ModelText
 from services.router.view.view import View
 from twinflow.contracts.errors import UnknownModel
+
+
+def longest_tokens(view: View, model: str) -> int | None:
+    """Prompt and reply together, of the roomiest worker; None while no worker is known."""
+    records = [w.record for w in view.snapshot().workers if w.record.model == model]
+    return max(map(limit_tokens, records), default=None)
+
+
+def capabilities(text: ModelText) -> dict[str, bool]:
+    return {
+        "completions": True,
+        "chat": bool(text.template),
+        "streaming": True,
+        "logprobs": True,
+        "tools": bool(text.template) and text.calls is not None,
+        "reasoning": text.thinks,
+        "structured_outputs": False,
+        "vision": False,
+        "audio": False,
+        "embeddings": False,
+        "lora": False,
+    }
 
 
 def model_routes(api: Api, view: View) -> APIRouter:
@@ -22,14 +45,13 @@ def model_routes(api: Api, view: View) -> APIRouter:
     name = api.config.model_name
 
     def card() -> dict[str, Any]:
-        records = [w.record for w in view.snapshot().workers if w.record.model == name]
-        longest = max(map(limit_tokens, records), default=None)
         return {
             "id": name,
             "object": "model",
             "created": api.created,
             "owned_by": "twinflow",
-            "max_model_len": longest,
+            "max_model_len": longest_tokens(view, name),
+            "capabilities": capabilities(api.text),
         }
 
     @routes.get("/v1/models")

@@ -1,34 +1,56 @@
 """HTTP body → validated model. All complaints are BadRequest with the field's name."""
 
 import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from services.router.http.errors import from_validation
 from services.router.http.fields import GenerationFields, drop_neutral
 from twinflow.contracts.errors import BadRequest, UnknownModel
 
 M = TypeVar("M", bound=GenerationFields)
+F = TypeVar("F", bound=BaseModel)
 
 
-async def read_body(request: Request, kind: type[M], model_name: str, max_bytes: int) -> M:
-    """Raises BadRequest (also for JSON that is none) and UnknownModel."""
+async def read_body(
+    request: Request,
+    kind: type[M],
+    model_name: str,
+    max_bytes: int,
+    refused: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+) -> M:
+    """`refused` besides what every endpoint refuses, with the values that change nothing. Raises BadRequest (also for JSON that
+    is none) and UnknownModel."""
+    parsed = await read_fields(request, lambda _: kind, model_name, max_bytes, refused)
+    if parsed.stream_options is not None and not parsed.stream:
+        raise BadRequest("stream_options is only allowed with stream=true", param="stream_options")
+    return parsed
+
+
+async def read_fields(
+    request: Request,
+    kind_of: Callable[[dict[str, Any]], type[F]],
+    model_name: str,
+    max_bytes: int,
+    refused: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+) -> F:
+    """`kind_of` the body tells what it must be. Raises as `read_body`; a `model` that is None is this router's."""
     body = parse_json(await read_bytes(request, max_bytes))
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
-    fields = drop_neutral(body, frozenset(kind.model_fields))
+    kind = kind_of(body)
+    fields = drop_neutral(body, frozenset(kind.model_fields), refused)
     try:
         parsed = kind.model_validate(fields)
     except ValidationError as e:
         raise from_validation(e) from None
-    if parsed.model != model_name:
-        raise UnknownModel(
-            f"model {parsed.model!r} is not served here; this router serves {model_name!r}", param="model"
-        )
-    if parsed.stream_options is not None and not parsed.stream:
-        raise BadRequest("stream_options is only allowed with stream=true", param="stream_options")
+    named = getattr(parsed, "model", None)
+    if named is not None and named != model_name:
+        raise UnknownModel(f"model {named!r} is not served here; this router serves {model_name!r}", param="model")
     return parsed
 
 

@@ -13,9 +13,11 @@ from services.router.schedule.rates import Rates
 from twinflow.contracts.errors import NoCapacity
 from twinflow.contracts.groups import GroupKind
 from twinflow.contracts.hits import GroupHit, usable_tokens
-from twinflow.contracts.workers import WorkerRecord
+from twinflow.contracts.workers import Role, WorkerRecord
 
 T = TypeVar("T")
+
+NO_RATES = Rates()
 
 Key = tuple[str, str]  # worker id, incarnation
 Terms = dict[str, float]  # name → ms; negative ones are saved
@@ -82,11 +84,11 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`fleet`: rates of all workers of a fingerprint together. `broken`: pairs (prefill, decode) of ids that fail each other,
-    ("", decode) for a worker by itself. `reply_tokens`: mean length, None before the first one."""
+    """`fleet`: rates of all workers of a fingerprint and role together. `broken`: pairs (prefill, decode) of ids that fail each
+    other, ("", decode) for a worker by itself. `reply_tokens`: mean length, None before the first one."""
 
     workers: tuple[WorkerFacts, ...]
-    fleet: Mapping[str, Rates] = field(default_factory=dict)
+    fleet: Mapping[tuple[str, Role], Rates] = field(default_factory=dict)
     broken: frozenset[tuple[str, str]] = frozenset()
     reply_tokens: float | None = None
 
@@ -129,9 +131,13 @@ class Scene:
 
     request: RouteRequest
     policy: "Policy"
-    fleet: Rates
+    fleet: Mapping[tuple[str, Role], Rates]
     reply_tokens: float
     behind: float
+
+    def fleet_of(self, w: WorkerFacts) -> Rates:
+        """Rates of all workers like this one."""
+        return self.fleet.get((w.record.fingerprint, w.record.role), NO_RATES)
 
 
 class Sight(Protocol):
@@ -147,8 +153,12 @@ class Scorer(Protocol):
         """Of the prompt at this prefill worker, whoever decodes."""
         ...
 
-    def remote(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
-        """What the pair adds to `computed`, the prefill worker's terms."""
+    def decode(self, worker: Sighted, scene: Scene) -> Terms:
+        """Of one sequence more at this decode worker, whoever prefills."""
+        ...
+
+    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
+        """Of what lies between the two; `computed` are the prefill worker's terms."""
         ...
 
     def local(self, decode: Sighted, scene: Scene) -> Terms:

@@ -26,7 +26,6 @@ from services.router.schedule.cost import is_decode_bound
 from services.router.schedule.filters import drop, dropped, usable_decoders
 from services.router.schedule.limits import fits, limit_tokens, too_long
 from services.router.schedule.pick import least
-from services.router.schedule.rates import Rates
 from twinflow.contracts.workers import Role
 
 MAX_CANDIDATES = 4  # offered to a decode worker; also those that are paired with every one of them
@@ -90,7 +89,7 @@ def _options(
     ]
     behind = sum(p.facts.waiting_prompts for p in peers) / len(peers) if peers else 0.0
     reply_tokens = min(request.max_tokens, snapshot.reply_tokens or DEFAULT_REPLY_TOKENS)
-    scene = Scene(request, policy, snapshot.fleet.get(fingerprint, Rates()), reply_tokens, behind)
+    scene = Scene(request, policy, snapshot.fleet, reply_tokens, behind)
     ranked = _rank(peers, scene, random)
     return [_option(Sighted(w, policy.sight(w, n)), ranked, snapshot, scene, random) for w in decoders]
 
@@ -114,10 +113,13 @@ def _option(
     local = policy.scorer.local(decode, scene)
     if decode.facts.record.role is Role.BOTH:
         return _Option(decode, ChoiceKind.LOCAL, Reason.ROLE_BOTH, (), local, scene.request.prompt_tokens)
-    healthy = [(p, terms) for p, terms in ranked if (p.id, decode.id) not in broken][:MAX_CANDIDATES]
+    healthy = ranked[:MAX_CANDIDATES]
+    if broken:
+        healthy = [(p, terms) for p, terms in ranked if (p.id, decode.id) not in broken][:MAX_CANDIDATES]
     if not healthy:
         return _Option(decode, ChoiceKind.LOCAL, Reason.NO_PREFILL_WORKER, (), local, scene.request.prompt_tokens)
-    pairs = [(p, terms | policy.scorer.remote(decode, p, terms, scene)) for p, terms in healthy]
+    own = policy.scorer.decode(decode, scene)
+    pairs = [(p, terms | policy.scorer.pair(decode, p, terms, scene) | own) for p, terms in healthy]
     if policy.picker is least:  # what a pair costs may change the order that the prefill workers have by themselves
         totals = [sum(terms.values()) for _, terms in pairs]
         first = least(dict(enumerate(totals)), random, scene.request.turn)

@@ -16,7 +16,6 @@ attention already reaches; the final state moves whatever it holds.
 """
 
 from services.router.schedule.base import Scene, Sighted, Terms, WorkerFacts
-from services.router.schedule.rates import Rates
 
 # Used until anything was measured, by anybody. Of the right order on a GPU; what matters is that they are equal for all.
 PREFILL_TOKENS_PER_S = 20_000.0
@@ -26,32 +25,33 @@ LINK_BYTES_PER_S = 10e9
 BLOCK_BYTES_PER_TOKEN = 32_768
 SLOT_BYTES = 50 << 20
 
+NOISE = 1.5  # a factor between a worker's rate and that of all like it
+
 
 class Cost:
     """The scorer of `cost`, and of the policies that only read hits differently."""
 
     def prefill(self, worker: Sighted, scene: Scene) -> Terms:
-        compute_ms = prefill_ms(worker.facts, scene.request.prompt_tokens - worker.hit.usable_tokens, scene.fleet)
+        compute_ms = prefill_ms(worker.facts, scene.request.prompt_tokens - worker.hit.usable_tokens, scene)
         return {
-            "wait": prefill_ms(worker.facts, worker.facts.queued_prefill_tokens, scene.fleet),
+            "wait": prefill_ms(worker.facts, worker.facts.queued_prefill_tokens, scene),
             "prefill": compute_ms,
             "behind": scene.policy.behind * min(scene.behind, worker.facts.waiting_prompts + 1) * compute_ms,
         }
 
-    def remote(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
+    def decode(self, worker: Sighted, scene: Scene) -> Terms:
+        return decode_terms(worker.facts, scene)
+
+    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
         blocks_ms, slot_ms = transfer_ms(decode, prefill.facts.record.id, scene)
-        return {
-            "transfer": blocks_ms + slot_ms,
-            "hidden": -min(blocks_ms, computed["prefill"]),
-            **decode_terms(decode.facts, scene),
-        }
+        return {"transfer": blocks_ms + slot_ms, "hidden": -min(blocks_ms, computed["prefill"])}
 
     def local(self, decode: Sighted, scene: Scene) -> Terms:
-        compute_ms = prefill_ms(decode.facts, scene.request.prompt_tokens - decode.hit.usable_tokens, scene.fleet)
+        compute_ms = prefill_ms(decode.facts, scene.request.prompt_tokens - decode.hit.usable_tokens, scene)
         terms = decode_terms(decode.facts, scene)
         terms["streams"] += scene.policy.others * decode.facts.active_requests * compute_ms
         return {
-            "wait": prefill_ms(decode.facts, decode.facts.queued_prefill_tokens, scene.fleet),
+            "wait": prefill_ms(decode.facts, decode.facts.queued_prefill_tokens, scene),
             "prefill": compute_ms,
             **terms,
         }
@@ -67,36 +67,43 @@ class Cost:
         return max(0, min(scene.policy.local_max_tokens, int(suffix_tokens * spare / growing)))
 
 
-def prefill_ms(w: WorkerFacts, tokens: int, fleet: Rates) -> float:
-    """To compute so many tokens of prompts, at this worker's own rate, else that of all, else a guess."""
+def prefill_ms(w: WorkerFacts, tokens: int, scene: Scene) -> float:
+    """To compute so many tokens of prompts on this worker."""
     if tokens <= 0:
         return 0.0
-    rate = w.rates.prefill.at(tokens) or fleet.prefill.at(tokens) or PREFILL_TOKENS_PER_S
-    return 1e3 * tokens / rate
+    rate = trusted(w.rates.prefill.at(tokens), scene.fleet_of(w).prefill.at(tokens))
+    return 1e3 * tokens / (rate or PREFILL_TOKENS_PER_S)
 
 
-def step_ms(w: WorkerFacts, sequences: float, fleet: Rates) -> float:
+def step_ms(w: WorkerFacts, sequences: float, scene: Scene) -> float:
     """Of a decode step with so many sequences."""
-    learnt = w.rates.step.at(sequences)
-    if learnt is None:
-        learnt = fleet.step.at(sequences)
+    learnt = trusted(w.rates.step.at(sequences), scene.fleet_of(w).step.at(sequences))
     return 1e3 * (STEP_S + STEP_SLOPE_S * sequences if learnt is None else learnt)
 
 
 def transfer_ms(decode: Sighted, prefill_id: str, scene: Scene) -> tuple[float, float]:
     """Of the blocks that the decode worker lacks, and of a slot."""
     record, rates = decode.facts.record, decode.facts.rates
-    rate = rates.links.get(prefill_id) or rates.link or scene.fleet.link or LINK_BYTES_PER_S
+    own = rates.links.get(prefill_id) or rates.link
+    rate = trusted(own, scene.fleet_of(decode.facts).link) or LINK_BYTES_PER_S
     tokens = max(0, scene.request.prompt_tokens - decode.hit.reach_tokens)
     per_token = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
     return 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
 
 
+def trusted(own: float | None, fleet: float | None) -> float | None:
+    """What is known of a worker counts where it differs from all like it by more than half; less is noise, and choosing by
+    noise only piles requests upon whoever seems to be fast."""
+    if own is None or fleet is None:
+        return fleet if own is None else own
+    return own if not 1 / NOISE < own / fleet < NOISE else fleet
+
+
 def decode_terms(w: WorkerFacts, scene: Scene) -> Terms:
     """What one sequence more means on this decode worker, for itself and for those that run there."""
     active, slots = w.active_requests, w.record.load.total_slots
-    with_it = step_ms(w, active + 1, scene.fleet)
-    slower_ms = max(0.0, with_it - step_ms(w, active, scene.fleet))
+    with_it = step_ms(w, active + 1, scene)
+    slower_ms = max(0.0, with_it - step_ms(w, active, scene))
     over = active + 1 - slots if slots else 0
     wait_ms = over / slots * scene.reply_tokens * with_it if over > 0 else 0.0
     own_ms = scene.reply_tokens * slower_ms * (active + 1)
@@ -107,4 +114,4 @@ def is_decode_bound(w: WorkerFacts, scene: Scene) -> bool:
     """No slot is left, or its steps already take as long as they may."""
     slots = w.record.load.total_slots
     full = 0 < slots <= w.active_requests
-    return full or step_ms(w, w.active_requests + 1, scene.fleet) >= scene.policy.decode_bound_ms
+    return full or step_ms(w, w.active_requests + 1, scene) >= scene.policy.decode_bound_ms

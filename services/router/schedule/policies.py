@@ -44,8 +44,11 @@ class Queue:
     def prefill(self, worker: Sighted, scene: Scene) -> Terms:
         return {"queued": float(worker.facts.queued_prefill_tokens)}
 
-    def remote(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
-        return {"active": float(decode.facts.active_requests)}
+    def decode(self, worker: Sighted, scene: Scene) -> Terms:
+        return {"active": float(worker.facts.active_requests)}
+
+    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
+        return {}
 
     def local(self, decode: Sighted, scene: Scene) -> Terms:
         return {"active": float(decode.facts.active_requests)}
@@ -61,12 +64,14 @@ class Overlap:
         tokens = scene.request.prompt_tokens - worker.hit.usable_tokens
         return {"queued": float(worker.facts.queued_prefill_tokens), "prefill": float(tokens)}
 
-    def remote(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
-        missing = max(0, scene.request.prompt_tokens - decode.hit.reach_tokens)
-        return {"transfer": missing / 20, "active": 64.0 * decode.facts.active_requests}
+    def decode(self, worker: Sighted, scene: Scene) -> Terms:
+        return {"active": 64.0 * worker.facts.active_requests}
+
+    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
+        return {"transfer": max(0, scene.request.prompt_tokens - decode.hit.reach_tokens) / 20}
 
     def local(self, decode: Sighted, scene: Scene) -> Terms:
-        return self.prefill(decode, scene) | {"active": 64.0 * decode.facts.active_requests}
+        return self.prefill(decode, scene) | self.decode(decode, scene)
 
     def local_limit(self, decode: Sighted, local: Terms, remote: Terms, scene: Scene) -> int:
         return scene.policy.local_max_tokens
@@ -78,8 +83,11 @@ class Nothing:
     def prefill(self, worker: Sighted, scene: Scene) -> Terms:
         return {"queued": 0.0}
 
-    def remote(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
+    def decode(self, worker: Sighted, scene: Scene) -> Terms:
         return {"active": 0.0}
+
+    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
+        return {}
 
     def local(self, decode: Sighted, scene: Scene) -> Terms:
         return {"active": 0.0}

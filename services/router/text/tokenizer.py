@@ -1,6 +1,7 @@
 """The model's tokenizer as the router uses it: text → ids, ids → text, which ids end a reply, how the model samples."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -52,6 +53,10 @@ class ModelText:
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Special tokens included."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one per generated sequence."""

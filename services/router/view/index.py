@@ -21,7 +21,7 @@ from twinflow.cache.checkpoints import INTERVAL_STATE_SHARE, checkpoint_position
 from twinflow.contracts.workers import WorkerRecord
 
 CHECKPOINT = 0x5DEECE66D51A7E57  # a checkpoint's key: its hash's, with these bits turned
-STEP_BLOCKS = 128  # looked up at a time: most prompts end soon
+FIRST_BLOCKS, MORE_BLOCKS = 64, 1024  # looked up at a time: many prompts end soon
 MAX_GATHERED = 4096  # writes
 MAX_TAILS = 256  # mid-block positions whose hashes are tried per prompt, about 1 µs each
 MAX_POSITION = 1 << 22  # of mid-block checkpoints that are remembered
@@ -31,9 +31,9 @@ MAX_POSITION = 1 << 22  # of mid-block checkpoints that are remembered
 class Holdings:
     """What each column holds of one prompt, in tokens. `points`: block boundaries with a checkpoint within the reach."""
 
-    reach: NDArray[np.int64]  # (COLUMNS,) of attention
-    deepest: NDArray[np.int64]  # (COLUMNS,) checkpoint from which the prompt can be resumed, 0 = none
-    points: NDArray[np.uint8]  # (blocks, COLUMNS)
+    reach: NDArray[np.int64]  # (columns,) of attention
+    deepest: NDArray[np.int64]  # (columns,) checkpoint from which the prompt can be resumed, 0 = none
+    points: NDArray[np.uint8]  # (blocks, columns)
     block_tokens: int
 
     def checkpoints(self, column: int) -> tuple[int, ...]:
@@ -51,6 +51,7 @@ class HitIndex:
         self.expected = Expected()
         self._free = list(range(COLUMNS - 1, -1, -1))
         self._returned: list[int] = []
+        self._words = 1  # of the sets, that hold columns in use
         self._gathered: dict[tuple[int, int], bool] = {}  # (key, column) → stored or removed
         self._positions = np.zeros(0, bool)  # at which a mid-block checkpoint was ever stored
 
@@ -71,7 +72,11 @@ class HitIndex:
         done = [c for c in self._returned if self._table.emptied(c)]
         self._returned = [c for c in self._returned if c not in done]
         self._free += done
-        return self._free.pop() if self._free else None
+        if not self._free:
+            return None
+        column = self._free.pop()
+        self._words = max(self._words, column // 64 + 1)
+        return column
 
     def return_column(self, column: int) -> None:
         self.expected.forget(column)
@@ -128,22 +133,24 @@ class HitIndex:
         self._flush()
         block_tokens = record.block_tokens
         held = self._unbroken(prompt.block_keys(record), now_s)
-        blocks = _bits(held)
+        blocks = self._bits(held)
         reach = blocks.sum(axis=0, dtype=np.int64) * block_tokens
         usable = held[: (prompt.tokens - 1) // block_tokens]
         keys = prompt.block_keys(record)[: len(usable)] ^ np.uint64(CHECKPOINT)
-        points = _bits(self._sets(keys, now_s) & usable)
-        deepest = (
-            np.where(points.any(axis=0), len(points) - points[::-1].argmax(axis=0), 0) if len(points) else reach * 0
-        )
-        found = Holdings(reach, deepest * block_tokens, points, block_tokens)
+        points = self._bits(self._sets(keys, now_s) & usable)
+        deepest = np.zeros_like(reach)
+        at, columns = np.nonzero(points)
+        deepest[columns] = (at + 1) * block_tokens  # ascending: the last one of a column stays
+        found = Holdings(reach, deepest, points, block_tokens)
         return self._with_tails(found, record, prompt, now_s)
 
     def _unbroken(self, keys: U64, now_s: float) -> U64:
         """(n, WORDS) columns that hold every block up to this one, until nobody does."""
         parts, alive = [np.zeros((0, WORDS), np.uint64)], np.full(WORDS, ~np.uint64(0))
-        for at in range(0, len(keys), STEP_BLOCKS):
-            sets = self._sets(keys[at : at + STEP_BLOCKS], now_s)
+        for at in (0, *range(FIRST_BLOCKS, len(keys), MORE_BLOCKS)):
+            sets = self._sets(keys[at : at + (MORE_BLOCKS if at else FIRST_BLOCKS)], now_s)
+            if not len(sets):
+                break
             sets[0] &= alive
             held = np.bitwise_and.accumulate(sets, axis=0)
             parts.append(held[held.any(axis=1)])
@@ -164,7 +171,7 @@ class HitIndex:
             return found
         keys = prompt.tail_keys(record, positions) ^ np.uint64(CHECKPOINT)
         at = np.array(positions)[:, None]
-        fits = (_bits(self._sets(keys, now_s)) != 0) & (at <= last) & (at > found.deepest)
+        fits = (self._bits(self._sets(keys, now_s)) != 0) & (at <= last) & (at > found.deepest)
         tail = np.where(fits, at, 0).max(axis=0)
         return Holdings(
             np.maximum(found.reach, tail), np.maximum(found.deepest, tail), found.points, record.block_tokens
@@ -186,10 +193,10 @@ class HitIndex:
             left -= len(at)
             yield from at
 
-
-def _bits(sets: U64) -> NDArray[np.uint8]:
-    """(n, COLUMNS) of 0 and 1."""
-    return np.unpackbits(np.ascontiguousarray(sets).view(np.uint8), axis=1, bitorder="little")
+    def _bits(self, sets: U64) -> NDArray[np.uint8]:
+        """(n, columns) of 0 and 1, of as many columns as were ever taken, in whole words."""
+        words = np.ascontiguousarray(sets[:, : self._words])
+        return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
 
 
 def expected_blocks(record: WorkerRecord, prompt: PromptKeys) -> list[int]:

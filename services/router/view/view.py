@@ -49,7 +49,7 @@ class View:
         self._clock = clock
         self._workers: dict[Key, _Worker] = {}
         self._index = HitIndex(self._settings.index_bytes)
-        self._fleet: dict[str, Rates] = {}  # by fingerprint: of all workers together
+        self._fleet: dict[tuple[str, Role], Rates] = {}  # by fingerprint and role: of all workers together
         self._reply_tokens: float | None = None
         self.breakers = Breakers(clock)
 
@@ -93,8 +93,8 @@ class View:
         worker.charges.reported(now.prefill_tokens - before.prefill_tokens)
         if now.steps != before.steps:
             worker.rates = worker.rates.paced(before, now, computing_tokens)
-            fleet = self._fleet.get(worker.record.fingerprint, Rates())
-            self._fleet[worker.record.fingerprint] = fleet.paced(before, now, computing_tokens)
+            like = (worker.record.fingerprint, worker.record.role)
+            self._fleet[like] = self._fleet.get(like, Rates()).paced(before, now, computing_tokens)
 
     def apply(self, key: Key, events: Iterable[CacheEvent]) -> bool:
         """True: a gap has opened, ask the worker for a snapshot."""
@@ -113,9 +113,9 @@ class View:
         decode = self._workers.get(choice.decode.key)
         if decode is not None:
             decode.rates = decode.rates.moved(stats)
-            fleet = self._fleet.get(choice.decode.fingerprint, Rates())
+            like = (choice.decode.fingerprint, choice.decode.role)
             anonymous = dataclasses.replace(stats, prefill_worker="any")
-            self._fleet[choice.decode.fingerprint] = fleet.moved(anonymous)
+            self._fleet[like] = self._fleet.get(like, Rates()).moved(anonymous)
         self.breakers.worked(("", choice.decode.id))
         for prefill_id in stats.faulty_prefill_workers:
             self.breakers.failed((prefill_id, choice.decode.id))

@@ -10,6 +10,7 @@ from tests.router.conftest import running
 from tests.router.fake_worker import FakeWorker
 
 HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{"}}
 
 # id, changes to a good body (None = leave out), param, text in the message
@@ -65,10 +66,16 @@ CHAT = [
     ("stop-many", {"stop": list("abcde")}, "stop", "at most 4"),
     ("stop-empty", {"stop": ""}, "stop", "empty"),
     ("stop-ids", {"stop_token_ids": [99999]}, "stop_token_ids", "vocabulary"),
-    ("n", {"n": 2}, "n", "n=2 is not supported"),
-    ("n-0", {"n": 0}, "n", "not supported"),
+    ("n-many", {"n": 65}, "n", "at most 64 choices"),
+    ("n-0", {"n": 0}, "n", "greater"),
+    ("n-type", {"n": 1.5}, "n", "integer"),
     ("tool-choice", {"tool_choice": "required"}, "tool_choice", "required"),
     ("tool-choice-named", {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "not supp"),
+    ("tool-choice-allowed", {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice", "not supp"),
+    ("tools-of-a-model-without", {"tools": [TOOL]}, "tools", "no tool calls"),
+    ("tools-strict", {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
+     "tools[0].function.strict", "not supported"),
+    ("tools-no-name", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),
     ("tools-type", {"tools": [{"type": "web"}]}, "tools[0].type", "function"),
     ("top-logprobs-alone", {"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
     ("top-logprobs-many", {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less"),
@@ -100,7 +107,7 @@ COMPLETIONS = [
     ("echo", {"echo": True}, "echo", "echo=True is not supported"),
     ("best-of", {"best_of": 3}, "best_of", "not supported"),
     ("suffix", {"suffix": "x"}, "suffix", "not supported"),
-    ("n", {"n": 3}, "n", "not supported"),
+    ("n-many", {"prompt": ["a", "b"], "n": 33}, "n", "asked for 66"),
     ("logprobs", {"logprobs": 21}, "logprobs", "less"),
     ("logprobs-bool", {"logprobs": True}, "logprobs", "integer"),
     ("messages", {"messages": HI}, "messages", "unknown field"),

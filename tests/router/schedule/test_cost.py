@@ -10,7 +10,7 @@ from services.router.schedule.cost import Cost, decode_terms, is_decode_bound, p
 from services.router.schedule.policies import policy_named
 from services.router.schedule.rates import Curve, Line, Rates
 from tests.router.schedule.test_choose import P, pick, worker
-from twinflow.contracts.workers import Load
+from twinflow.contracts.workers import Load, Role
 
 COST = Cost()
 RATES = Rates(prefill=Curve(((10, 10_000.0, 9),)), step=Line(100.0, 10.0, 0.010, 1e9, 1e9 * 0.0001), links={"p": 1e9})
@@ -18,7 +18,7 @@ RATES = Rates(prefill=Curve(((10, 10_000.0, 9),)), step=Line(100.0, 10.0, 0.010,
 
 def scene(n: int = 10_000, behind: float = 0.0, **policy: object) -> Scene:
     values = {"others": 0.5, "behind": 1.0, "local_max_tokens": 2048, **policy}
-    return Scene(RouteRequest("m", n, 100, 0), policy_named("cost", **values), Rates(), 100.0, behind)
+    return Scene(RouteRequest("m", n, 100, 0), policy_named("cost", **values), {}, 100.0, behind)
 
 
 def known(id: str, role=None, reach: int = 0, usable: int = 0, slots: int = 64, **facts: object) -> Sighted:
@@ -40,22 +40,20 @@ def test_a_prefill_worker_waits_computes_and_holds_others_up() -> None:
 
 def test_a_transfer_is_what_attention_lacks_and_one_slot_and_hides_behind_the_prompt() -> None:
     computed = {"wait": 0.0, "prefill": 30.0}
-    terms = COST.remote(known("d", reach=4_000), known("p", P), computed, scene())
+    terms = COST.pair(known("d", reach=4_000), known("p", P), computed, scene())
     assert terms["transfer"] == pytest.approx(60 + 50)  # 6,000 tokens of 10 kB, 50 MB, at 1 GB/s
     assert terms["hidden"] == -30
-    terms = COST.remote(known("d", reach=9_000), known("p", P), computed, scene())
+    terms = COST.pair(known("d", reach=9_000), known("p", P), computed, scene())
     assert terms["transfer"] + terms["hidden"] == pytest.approx(50)
 
 
 def test_an_unknown_pair_goes_by_the_others() -> None:
     """The same decode worker's links first, then everybody's, then a guess that is equal for all."""
-    other = COST.remote(known("d"), known("q", P), {"prefill": 0.0}, scene())
+    other = COST.pair(known("d"), known("q", P), {"prefill": 0.0}, scene())
     assert other["transfer"] == pytest.approx(150)
     fresh = dataclasses.replace(known("d").facts, rates=Rates())
-    fleet = dataclasses.replace(scene(), fleet=Rates(links={"any": 2e9}))
-    assert COST.remote(Sighted(fresh, Hit(0, 0)), known("q", P), {"prefill": 0.0}, fleet)["transfer"] == pytest.approx(
-        75
-    )
+    fleet = dataclasses.replace(scene(), fleet={("f", Role.DECODE): Rates(links={"any": 2e9})})
+    assert COST.pair(Sighted(fresh, Hit(0, 0)), known("q", P), {"prefill": 0.0}, fleet)["transfer"] == pytest.approx(75)
 
 
 def test_one_sequence_more_slows_all_of_them() -> None:
@@ -107,13 +105,21 @@ def test_a_decode_bound_worker_never_prefills_while_somebody_else_can() -> None:
     assert pick(full).kind.value == "local"  # alone it must
 
 
-def test_own_rates_then_the_fleets_then_a_guess() -> None:
-    slow, new = WorkerFacts(worker("a").record, True, 0, 0, rates=RATES), worker("b")
-    fleet = Rates(prefill=Curve(((10, 40_000.0, 9),)))
-    assert prefill_ms(slow, 1000, fleet) == pytest.approx(100)
-    assert prefill_ms(new, 1000, fleet) == pytest.approx(25)
-    assert prefill_ms(new, 1000, Rates()) == pytest.approx(50)
-    assert prefill_ms(new, 0, Rates()) == 0
+def test_rates_of_all_where_a_worker_is_like_them_its_own_where_not_a_guess_at_first() -> None:
+    """Others' rates are those of workers of the same role."""
+    like = {("f", Role.DECODE): Rates(prefill=Curve(((10, 40_000.0, 9),))), ("f", Role.PREFILL): RATES}
+    known_fleet = dataclasses.replace(scene(), fleet=like)
+
+    def ms(rate: float | None, where: Scene) -> float:
+        rates = Rates(prefill=Curve(((10, rate, 9),))) if rate else Rates()
+        return prefill_ms(WorkerFacts(worker("a").record, True, 0, 0, rates=rates), 1000, where)
+
+    assert ms(None, scene()) == pytest.approx(50)
+    assert ms(10_000.0, scene()) == pytest.approx(100)
+    assert ms(None, known_fleet) == pytest.approx(25)
+    assert ms(10_000.0, known_fleet) == pytest.approx(100)  # four times slower is no noise
+    assert ms(28_000.0, known_fleet) == ms(52_000.0, known_fleet) == pytest.approx(25)
+    assert prefill_ms(worker("a"), 0, scene()) == 0
 
 
 def test_a_choice_carries_its_terms_and_the_others() -> None:

@@ -1,0 +1,36 @@
+"""Real processes, a few faults from a fixed seed. The long run is `make chaos`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.load import questions
+from tests.chaos.runner import run
+from tests.chaos.schedule import Kind, schedule
+from tests.e2e.conftest import MODEL
+from tests.e2e.oracle import Oracle
+
+SEED = 3
+DECK = (
+    (Kind.KILL, ("prefill",)),
+    (Kind.PAUSE, ("decode",)),
+    (Kind.CUT, ("decode", "prefill")),
+    (Kind.KILL, ("decode",)),
+)
+WORKERS = ("prefill-0", "decode-0", "decode-1")
+
+
+@pytest.mark.timeout(300)
+async def test_faults_cost_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over TCP, where a read needs both sides and so can be caught half-way."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    known = questions(Oracle(MODEL), SEED, 3, prompt_tokens=200, new_tokens=16)
+    faults = schedule(SEED, len(DECK), WORKERS, DECK)
+    said: list[str] = []
+    report = await run(
+        faults, known, model=MODEL, log_dir=tmp_path, seed=SEED, workers=WORKERS, clients=3, say=said.append
+    )
+    print("\n" + "\n".join([*said, *report.lines()]))
+    assert report.defects() == []
+    assert len(report.happened) == len(faults)
+    assert sum(e.right for e in report.exchanges) > len(known) + len(faults), "next to no load"

@@ -1,0 +1,202 @@
+"""The harness itself: what it does to connections, and that it finds what must not be."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from tests.chaos.load import HUNG, LOST, Exchange, Question
+from tests.chaos.proxy import OTHER, Proxy, owner
+from tests.chaos.quiet import Left
+from tests.chaos.report import Exit, Happened, Report
+from tests.chaos.schedule import DECK, WORKERS, Fault, Kind, Point, schedule
+from tests.chaos.watch import Line, Watch
+
+QUESTION = Question([1, 2], 3, "a b c")
+FAULT = Fault(Kind.PAUSE, ("prefill-0",), Point.ANY, 0.0, 4.0, 1.0)
+
+
+# ---- the schedule ----
+
+
+def test_a_seed_decides_everything() -> None:
+    assert schedule(7, 50) == schedule(7, 50)
+    assert schedule(7, 50) != schedule(8, 50)
+
+
+def test_every_kind_comes_once_before_any_comes_again() -> None:
+    faults = schedule(1, 2 * len(DECK))
+    for part in (faults[: len(DECK)], faults[len(DECK) :]):
+        assert len({f.group for f in part}) == len(DECK)
+    assert {v for f in faults for v in f.victims} <= {"router", *WORKERS}
+
+
+# ---- the proxy ----
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[tuple[Proxy, int]]:
+    """In front of a server that sends back what it gets; connections from this process are those of "me"."""
+
+    writers = []
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(100):
+                writer.write(data)
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    listening = socket.create_server(("127.0.0.1", 0))
+    made = Proxy(listening, server.sockets[0].getsockname()[1], lambda: {"me": os.getpid()})
+    await made.start()
+    yield made, listening.getsockname()[1]
+    await made.close()
+    server.close()
+    for writer in writers:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def ask(ends: tuple[asyncio.StreamReader, asyncio.StreamWriter], text: bytes, within_s: float = 5.0) -> bytes:
+    ends[1].write(text)
+    return await asyncio.wait_for(ends[0].read(100), within_s)
+
+
+async def closed(ends: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:
+    try:
+        return await ask(ends, b"is anybody there?") == b""
+    except ConnectionError:
+        return True
+
+
+async def test_a_stalled_link_delivers_late_and_loses_nothing(proxy: tuple[Proxy, int]) -> None:
+    made, port = proxy
+    ends = await asyncio.open_connection("127.0.0.1", port)
+    assert await ask(ends, b"one") == b"one"
+    made.link("me").stall()
+    with pytest.raises(TimeoutError):
+        await ask(ends, b"two", 0.3)
+    made.link("me").heal()
+    assert await ask(ends, b"") == b"two"
+    ends[1].close()
+
+
+async def test_a_cut_link_takes_no_connection_until_it_is_healed(proxy: tuple[Proxy, int]) -> None:
+    made, port = proxy
+    ends = await asyncio.open_connection("127.0.0.1", port)
+    assert await ask(ends, b"one") == b"one"
+    made.link("me").cut()
+    for again in (ends, await asyncio.open_connection("127.0.0.1", port)):
+        assert await closed(again)
+        again[1].close()
+    made.link("me").heal()
+    ends = await asyncio.open_connection("127.0.0.1", port)
+    assert await ask(ends, b"three") == b"three"
+    ends[1].close()
+
+
+async def test_one_clients_link_is_not_anothers(proxy: tuple[Proxy, int]) -> None:
+    made, port = proxy
+    made.link("somebody else").cut()
+    ends = await asyncio.open_connection("127.0.0.1", port)
+    assert await ask(ends, b"one") == b"one"
+    assert made.link("me").connections == 1
+    assert owner(ends[1].get_extra_info("sockname")[1], {"nobody": 2**22 - 1}) == OTHER
+    ends[1].close()
+
+
+# ---- the checker ----
+
+
+def exchange(text: str = "a b c", *, tokens: int | None = 3, error: str = "", began: float = 100.0) -> Exchange:
+    return Exchange(QUESTION, began, [began + 0.5], began + 1.0, text, tokens, error)
+
+
+def good() -> Report:
+    report = Report(1, happened=[Happened(FAULT, 100.0, 104.0, 3.1)], quiet=[Left()], handed_off=1)
+    report.exchanges = [exchange(), exchange("a b", tokens=None, error="worker_lost")]
+    return report
+
+
+def test_a_good_run_has_no_defects() -> None:
+    assert good().defects() == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (exchange("a b x"), "wrong answer"),
+        (exchange("a b"), "wrong answer"),
+        (exchange(tokens=2), "wrong answer"),
+        (exchange("b", error="worker_lost"), "wrong answer"),
+        (exchange("a", error=HUNG), "hung"),
+        (exchange("a", error="internal"), "unclear error internal"),
+        (exchange("a", error=LOST), f"{LOST} without a fault"),
+        (exchange("a", error="worker_lost", began=200.0), "worker_lost without a fault"),
+    ],
+    ids=["another", "short", "fewer tokens", "wrong before an error", "hung", "internal", "lost", "unexplained"],
+)
+def test_a_bad_exchange_is_found(bad: Exchange, says: str) -> None:
+    report = good()
+    report.exchanges.append(bad)
+    assert [d for d in report.defects() if says in d]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r.quiet.append(Left(blocks=1)), "left behind"),
+        (lambda r: r.quiet.append(Left(slots=1)), "left behind"),
+        (lambda r: r.quiet.append(Left(doomed=1)), "left behind"),
+        (lambda r: r.quiet.append(Left(leases=1)), "left behind"),
+        (lambda r: r.quiet.append(Left(silent=("decode-0",))), "left behind"),
+        (lambda r: r.exits.append(Exit("decode-0", 1, False, ("why",))), "decode-0 ended with 1: why"),
+        (lambda r: r.trouble.append(Line(1.0, "decode-0", "ERROR it")), "decode-0 logs"),
+        (lambda r: setattr(r, "handed_off", 0), "no answer came through a hand-off"),
+        (lambda r: r.not_back.append("prefill-0"), "not back: prefill-0"),
+        (lambda r: r.happened.append(Happened(FAULT, 1.0, 5.0, 11.0)), "noticed only after 11.0 s"),
+    ],
+    ids=["block", "slot", "doomed", "lease", "silent worker", "exit", "log", "no hand-off", "not back", "late"],
+)
+def test_a_bad_state_is_found(change: object, says: str) -> None:
+    report = good()
+    change(report)  # type: ignore[operator]
+    assert [d for d in report.defects() if says in d]
+
+
+def test_an_abort_after_a_pause_counts_apart() -> None:
+    report = good()
+    report.exits.append(Exit("prefill-0", -6, True, ()))
+    assert report.defects() == []
+    assert "| processes ended by their transport after a pause | 1 |" in report.lines()
+
+
+def test_a_wait_is_measured_from_the_fault() -> None:
+    one = Exchange(QUESTION, 10.0, [11.0, 11.5, 16.0, 16.2], 16.3)
+    assert one.silence_after(12.0, 10.0) == pytest.approx(4.0)
+    assert one.silence_after(16.4, 10.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("victims", "lines", "want"),
+    [
+        (("prefill-0",), [("router", "no session with worker prefill-0 at x: y")], 1.0),
+        (("prefill-0",), [("decode-1", "session to prefill worker prefill-0/12ab at x is over: y")], 1.0),
+        (("prefill-0",), [("router", "no session with worker prefill-1 at x: y")], None),
+        (("router",), [("decode-1", "router router-1 is gone: y"), ("decode-0", "router router-1 is gone: y")], 2.0),
+        (("decode-0", "prefill-1"), [("prefill-1", "session with decode worker decode-0 is over: y")], 1.0),
+        (("decode-0", "prefill-1"), [("decode-1", "session to prefill worker prefill-1/1 is over: y")], None),
+    ],
+    ids=["router", "decode", "another worker", "the last of two", "link", "another link"],
+)
+def test_who_noticed(victims: tuple[str, ...], lines: list[tuple[str, str]], want: float | None) -> None:
+    watch, at = Watch(), time.monotonic()
+    watch.lines = [Line(at + 1.0 + i, name, text) for i, (name, text) in enumerate(lines)]
+    assert watch.noticed_s(replace(FAULT, victims=victims), at) == (None if want is None else pytest.approx(want))
