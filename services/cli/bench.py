@@ -85,12 +85,20 @@ def run(args: argparse.Namespace) -> int:
         for line in table.heading(config, rates, footprint):
             print(line, flush=True)
 
+    results: list[Result] = []
+
+    def write() -> None:
+        if args.json is not None:
+            args.json.write_text(json.dumps(table.as_json(bench, results), indent=2) + "\n")
+
     def show(result: "Result") -> None:
+        results.append(result)
         for line in table.row(result, args.profile):
             print(line, flush=True)
+        write()  # a run that is cut short leaves what it has
 
-    results = bench.run(show, ready)
+    bench.run(show, ready)
+    assert bench.memory is not None
     print(table.memory(bench.memory))
-    if args.json is not None:
-        args.json.write_text(json.dumps(table.as_json(bench, results), indent=2) + "\n")
+    write()
     return 0

@@ -73,7 +73,7 @@ def as_json(bench: Bench, results: list[Result]) -> dict[str, Any]:
         "torch": torch.__version__,
         "engine": asdict(bench.config) | {"role": bench.config.role.value},
         "rates": asdict(bench.rates),
-        "memory": asdict(bench.memory) | {"workspace_bytes": bench.memory.workspace_bytes},
+        "memory": bench.memory and asdict(bench.memory) | {"workspace_bytes": bench.memory.workspace_bytes},
         "rows": [
             {
                 "row": str(r.row),

@@ -41,7 +41,7 @@ def show(report: Report, args: argparse.Namespace) -> int:
     if args.table:
         text = args.table.read_text()
         before, rest = text.split(BEGIN)
-        args.table.write_text("\n".join([before + BEGIN, *lines, END + rest.split(END)[1]]))
+        args.table.write_text("\n".join([before + BEGIN, "", *lines, "", END + rest.split(END)[1]]))
     defects = report.defects()
     for defect in defects:
         print(f"FOUND: {defect}")

@@ -64,7 +64,7 @@ class Memory:
 
 @dataclass(slots=True)
 class Bench:
-    """Measures `rows` on one engine. `show` gets each result as it comes."""
+    """Measures `rows` on one engine. `rates` are there from the start of the first row, `memory` after the last one."""
 
     config: EngineConfig
     rows: tuple[Row, ...]
@@ -72,9 +72,10 @@ class Bench:
     steps: int
     profile: bool = False
     rates: Rates = field(init=False)
-    memory: Memory = field(init=False)
+    memory: Memory | None = field(init=False, default=None)
 
-    def run(self, show: Callable[[Result], None], ready: Callable[[Rates, Footprint], None]) -> list[Result]:
+    def run(self, show: Callable[[Result], None], ready: Callable[[Rates, Footprint], None]) -> None:
+        """`ready` is called once the engine stands, `show` with each result as it comes."""
         device = self.config.device
         dtype = describe(self.config).attention.tensors[0].dtype
         if device != "cpu":
@@ -87,16 +88,13 @@ class Bench:
         assert isinstance(engine.model, Decoder)
         footprint = Footprint.of(engine.model)
         ready(self.rates, footprint)
-        results = []
         try:
             for row in self.rows:
-                results.append(self._row(engine, footprint, row))
-                show(results[-1])
+                show(self._row(engine, footprint, row))
         finally:
             engine.close()
         peak = torch.cuda.max_memory_allocated() if device != "cpu" else 0
         self.memory = Memory(footprint.weights_bytes, engine.ready.arena_bytes, peak)
-        return results
 
     def _row(self, engine: Engine, footprint: Footprint, row: Row) -> Result:
         driver = Driver(engine)

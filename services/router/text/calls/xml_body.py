@@ -7,10 +7,11 @@ import json
 from typing import Any, NoReturn
 
 from services.router.text.calls.base import Chars, Found, Malformed, Tools
-from services.router.text.stops import StopMatcher
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _PARAMETER_END, _FUNCTION_END = "</parameter>", "</function>"
+_VALUE_ENDS = ("\n" + _PARAMETER_END, _PARAMETER_END)
+_ESCAPED = {c: json.dumps(c)[1:-1] for c in map(chr, (*range(32), ord('"'), ord("\\")))}  # inside a JSON string
 _MAX_NAME_CHARS = 256
 _PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
     "integer": int,
@@ -52,23 +53,31 @@ class XmlBody:
     def _value(self, types: frozenset[str]) -> Chars[None]:
         """One line break after the opening tag and one before the closing tag belong to the tags."""
         live = types == {"string"}
-        end = StopMatcher(("\n" + _PARAMETER_END, _PARAMETER_END))
         value: list[str] = []
+        tail = ""  # may be the start of the closing tag
+        c = yield
+        if c == "\n":
+            c = yield
         if live:
             self._found.arguments('"')
-        first = True
-        while end.matched is None:
+        while True:
+            if not tail and c not in "\n<":
+                self._keep(c, value, live)
+            else:
+                tail += c
+                if tail in _VALUE_ENDS:
+                    break
+                while tail and not any(end.startswith(tail) for end in _VALUE_ENDS):
+                    self._keep(tail[0], value, live)
+                    tail = tail[1:]
             c = yield
-            if first and c == "\n":
-                first = False
-                continue
-            first = False
-            safe = end.push(c)
-            if safe and live:
-                self._found.arguments(json.dumps(safe, ensure_ascii=False)[1:-1])
-            elif safe:
-                value.append(safe)
         self._found.arguments('"' if live else as_json("".join(value), types))
+
+    def _keep(self, c: str, value: list[str], live: bool) -> None:
+        if live:
+            self._found.arguments(_ESCAPED.get(c, c))
+        else:
+            value.append(c)
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
