@@ -24,7 +24,7 @@ def main() -> int:
     if args.transport:
         os.environ["UCX_TLS"] = args.transport
     faults = schedule(args.seed, args.faults)
-    known = questions(Oracle(args.model), args.seed, 12, prompt_tokens=320, new_tokens=32)
+    known = questions(Oracle(args.model), args.seed, 12, prompt_tokens=640, new_tokens=32)
     with tempfile.TemporaryDirectory(prefix="twinflow-chaos-") as folder:
         logs = args.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ import httpx
 from services.cli.cluster import Cluster, ClusterPlan
 from services.cli.topology import ClusterSettings, plan, with_model_here
 from tests.chaos.proxy import Link, Proxy
+from tests.chaos.quiet import pinned
 from tests.chaos.report import Exit
 from tests.chaos.watch import Watch
 
@@ -58,6 +59,7 @@ class ChaosCluster:
         self.exits: list[Exit] = []
         self._cluster = Cluster(made, sink=self.watch, log_dir=log_dir)
         self._proxies = {n: Proxy(s, port_of(made, n), self._pids) for n, s in sockets.items()}
+        self._own = {n: f"127.0.0.1:{port_of(made, n)}" for n in workers}
         self._down: set[str] = set()  # killed or paused, by a fault
         self._paused_at: dict[str, float] = {}
         self._http = httpx.AsyncClient(base_url=made.base_url, timeout=1.0)
@@ -123,6 +125,12 @@ class ChaosCluster:
         except (httpx.HTTPError, ValueError):
             return set()
         return {w["id"] for w in known if w["connected"]}
+
+    async def reads_posted(self) -> bool:
+        """A decode worker says that its arena is being read into, all of them asked themselves: a router would wait for a
+        process that is stopped."""
+        decode = [address for name, address in self._own.items() if name.startswith("decode")]
+        return any(await asyncio.gather(*(asyncio.to_thread(pinned, address) for address in decode)))
 
     async def wait_up(self, names: set[str], within_s: float) -> set[str]:
         """Until these serve again; returns those that do not in time. The router serves once it knows a worker."""

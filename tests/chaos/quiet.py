@@ -54,6 +54,15 @@ def look(router: str) -> Left:
     )
 
 
+def pinned(worker: str) -> int:
+    """Units at the worker with this gRPC address that posted reads may write to; 0 if it does not answer."""
+    try:
+        told = call(worker, "GetCapacity", admin_pb2.GetCapacityRequest(), admin_pb2.GetCapacityResponse, 1.0)
+    except TwinflowError:
+        return 0
+    return sum(g.pinned_units for w in told.workers for g in w.groups)
+
+
 async def settle(router: str, within_s: float = QUIET_S) -> Left:
     """Waits until nothing is left, at most `within_s`; the last look. The load must have been drained."""
     began = time.monotonic()

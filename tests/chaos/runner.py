@@ -11,11 +11,13 @@ from tests.chaos.load import Load, Question
 from tests.chaos.quiet import settle
 from tests.chaos.report import Happened, Report
 from tests.chaos.schedule import WORKERS, Fault, Kind, Point
-from tests.chaos.watch import GENERATION, HANDED_OFF, MOVED_ON, NOTICED_WITHIN_S, RECOVERED, TROUBLE
+from tests.chaos.watch import GENERATION, HANDED_OFF, MOVED_ON, RECOVERED, TROUBLE
 
 BACK_S = 90.0  # a worker loads its model and warms up, on a machine that has other things to do
 POINT_S = 4.0  # waiting for a request in the wanted phase
 GOES_ON_S = 10.0  # a wait that began so long after a fault is not of its making
+LATEST_S = 15.0  # to notice that a process is gone
+AFTERWARDS_S = 1.0  # what was noticed just before the end is said just after it
 Say = Callable[[str], None]
 
 
@@ -88,7 +90,6 @@ class Runner:
         await self._do(happened)
         happened.until = time.monotonic()
         self._say(f"{len(self._report.happened):4d}  {fault}, {len(affected)} requests under way")
-        self._returning.append(asyncio.create_task(self._measure(happened)))
         await asyncio.sleep(fault.gap_s)
 
     async def _reach(self, fault: Fault) -> None:
@@ -99,7 +100,20 @@ class Runner:
             if (fault.point is Point.DECODING) in begun:
                 break
             await asyncio.sleep(0.01)
-        await asyncio.sleep(fault.delay_s)
+        if fault.point is Point.READING:
+            await self._catch_read(fault.victims[0], until)
+        else:
+            await asyncio.sleep(fault.delay_s)
+
+    async def _catch_read(self, victim: str, until: float) -> None:
+        """A READ takes milliseconds. So the process is stopped for a moment again and again, until one is found posted."""
+        cluster = self._cluster
+        while time.monotonic() < until:
+            cluster.pause(victim)
+            if await cluster.reads_posted():
+                return
+            cluster.resume(victim)
+            await asyncio.sleep(0.02)
 
     async def _do(self, happened: Happened) -> None:
         fault, cluster = happened.fault, self._cluster
@@ -120,11 +134,6 @@ class Runner:
     async def _return(self, happened: Happened, since: float) -> None:
         happened.back_s = await self._cluster.back_s(happened.fault.victims[0], since, BACK_S)
 
-    async def _measure(self, happened: Happened) -> None:
-        """Once nobody can notice it any more."""
-        await asyncio.sleep(max(0.0, happened.at + NOTICED_WITHIN_S - time.monotonic()))
-        happened.noticed_s = self._cluster.watch.noticed_s(happened.fault, happened.at)
-
     def account(self) -> None:
         """What only the end of the run can tell."""
         report, watch = self._report, self._cluster.watch
@@ -135,6 +144,16 @@ class Runner:
         report.recovered = len(watch.matching(RECOVERED))
         report.moved_on = len(watch.matching(MOVED_ON))
         report.trouble = watch.matching(TROUBLE)
-        for happened in report.happened:
+        for i, happened in enumerate(report.happened):
+            happened.noticed_s = watch.noticed_s(
+                happened.fault, happened.at, noticeable_s(happened, report.happened[i + 1 :])
+            )
             waits = [e.silence_after(happened.at, GOES_ON_S) for e in report.exchanges if e.began < happened.at]
             happened.went_on_s = max(waits, default=0.0)
+
+
+def noticeable_s(happened: Happened, later: Sequence[Happened]) -> float:
+    """How long after its begin a fault can be noticed: until it is over, or the next one of its victims begins."""
+    over = happened.at + LATEST_S if happened.fault.kind is Kind.KILL else happened.until + AFTERWARDS_S
+    next_at = (h.at for h in later if set(h.fault.victims) & set(happened.fault.victims))
+    return min(over, next(next_at, over)) - happened.at

@@ -19,6 +19,9 @@ class Point(enum.StrEnum):
     ANY = "any time"
     PREFILLING = "before the first token"
     DECODING = "amid an answer"
+    READING = (
+        "amid a read"  # faults of a prefill process only: a decode worker has posted READs from some prefill worker
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,15 @@ def schedule(
             Fault(
                 kind=kind,
                 victims=victims,
-                point=rng.choice(list(Point)),
+                point=rng.choice(points(kind, roles)),
                 delay_s=rng.uniform(0.0, 0.3),
                 lasts_s=rng.uniform(*LASTS_S[kind]),
                 gap_s=rng.uniform(0.5, 2.5),
             )
         )
     return faults
+
+
+def points(kind: Kind, roles: tuple[str, ...]) -> list[Point]:
+    """A read ends with the process that it reads from, not with a link."""
+    return [p for p in Point if p is not Point.READING or (roles == ("prefill",) and kind in (Kind.KILL, Kind.PAUSE))]

@@ -199,4 +199,4 @@ def test_a_wait_is_measured_from_the_fault() -> None:
 def test_who_noticed(victims: tuple[str, ...], lines: list[tuple[str, str]], want: float | None) -> None:
     watch, at = Watch(), time.monotonic()
     watch.lines = [Line(at + 1.0 + i, name, text) for i, (name, text) in enumerate(lines)]
-    assert watch.noticed_s(replace(FAULT, victims=victims), at) == (None if want is None else pytest.approx(want))
+    assert watch.noticed_s(replace(FAULT, victims=victims), at, 5.0) == (None if want is None else pytest.approx(want))

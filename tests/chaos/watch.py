@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from tests.chaos.schedule import Fault
 
-NOTICED_WITHIN_S = 15.0
 TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|^Traceback|was never retrieved|never awaited")
 HANDED_OFF = re.compile(r"services.decode.emit request .* tokens in .*, remote")
 RECOVERED = re.compile(r"services.decode.emit request .* tokens in .*lost hand-offs")
@@ -39,12 +38,12 @@ class Watch:
         """The router has a session with this worker that began after `since`."""
         return any(x.at > since for x in self.matching(rf"session with worker {worker} .*is up", ["router"]))
 
-    def noticed_s(self, fault: Fault, at: float) -> float | None:
+    def noticed_s(self, fault: Fault, at: float, within_s: float) -> float | None:
         """Seconds until the last of those who noticed had; None if nobody did. Who had no session has nothing to notice."""
         first: dict[str, float] = {}
         for line in list(self.lines):
             after_s = line.at - at
-            if 0 < after_s < NOTICED_WITHIN_S and line.name not in first and tells(fault, line):
+            if 0 < after_s < within_s and line.name not in first and tells(fault, line):
                 first[line.name] = after_s
         return max(first.values(), default=None)
 

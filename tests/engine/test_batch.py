@@ -1,6 +1,7 @@
 """What the model is given: inputs of a step packed into one buffer, padding, persistent block tables, shared prefixes."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_rungs() -> None:
     assert decode_ladder(9) == [1, 2, 4, 8, 9]
     ladder = decode_ladder(256)
     assert ladder[-1] == 256
-    assert all(b <= 1.5 * a + 1 for a, b in zip(ladder[3:], ladder[4:], strict=False))
+    assert all(b <= 1.5 * a + 1 for a, b in pairwise(ladder[3:]))
     shapes = step_shapes(16, 512, decodes=True)
     assert max(s.tokens for s in shapes) == 512
     assert not [s for s in step_shapes(16, 512, decodes=False) if s.is_decode]

@@ -161,6 +161,16 @@ def test_a_broken_call_hides_none_that_follow():
         assert (got.text, got.calls) == (bad, [("stop", "{}")])
 
 
+@pytest.mark.parametrize(
+    "body", [f"[{SECOND}]", f"[{SECOND}]\n", SECOND, f"[{SECOND}, {FIRST}]"], ids=["list", "break", "one", "two"]
+)
+def test_a_missing_closing_marker_is_no_text(body):
+    """As Granite 3.1 and later write calls."""
+    for pieces in (["<tool_call>" + body], list("<tool_call>" + body)):
+        got = gather(parse("hermes", "", pieces))
+        assert got.text == "" and got.calls[0] == ("stop", "{}") and len(got.calls) == 1 + body.count(FIRST)
+
+
 def test_white_space_belongs_to_calls_only_beside_them():
     call = '<tool_call>{"name": "stop"}</tool_call>'
     assert gather(parse("hermes", f" a \n b \n {call} \n {call} \n ", None)).text == " a \n b"

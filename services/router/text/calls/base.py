@@ -89,7 +89,7 @@ class Found:
         self._events: list[Event] = []
         self._arguments: list[str] = []
         self.calling = False  # a call has started and not ended
-        self.ended = 0  # calls
+        self.settled = 0  # grows when what was read so far can no more break
 
     def started(self, name: str) -> None:
         self._events.append(CallStarted(name))
@@ -102,7 +102,10 @@ class Found:
         self._flush()
         self._events.append(CallEnded())
         self.calling = False
-        self.ended += 1
+        self.settle()
+
+    def settle(self) -> None:
+        self.settled += 1
 
     def take(self) -> list[Event]:
         self._flush()

@@ -28,6 +28,7 @@ class JsonBody:
                 c = yield from _space()
         else:
             yield from self._call(c)
+        self._found.settle()
         if self._close:
             c = yield from _space()
             for i, wanted in enumerate(self._close):

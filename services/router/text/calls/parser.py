@@ -60,7 +60,7 @@ class CallParser:
     def _inside(self, text: str, events: list[Event]) -> str | None:
         """Returns what follows the block, or what must be looked at again."""
         assert self._reading is not None
-        ended = self._found.ended
+        settled = self._found.settled
         for i, c in enumerate(text):
             self._raw.append(c)
             try:
@@ -72,8 +72,8 @@ class CallParser:
             except Malformed:
                 events += self._found.take()
                 return self._give_up(events, text[i + 1 :])
-            if self._found.ended > ended:
-                ended, self._raw = self._found.ended, []
+            if self._found.settled > settled:
+                settled, self._raw = self._found.settled, []
         events += self._found.take()
         return None
 
