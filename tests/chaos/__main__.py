@@ -16,6 +16,7 @@ from tests.chaos.runner import run
 from tests.chaos.schedule import schedule
 from tests.e2e.oracle import Oracle
 
+SLOW_S = 5.0
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
 
@@ -45,6 +46,11 @@ def show(report: Report, args: argparse.Namespace) -> int:
     defects = report.defects()
     for defect in defects:
         print(f"FOUND: {defect}")
+    for happened in report.happened:
+        if (happened.recovered_s or 0.0) > SLOW_S:
+            print(
+                f"slow: {happened.fault}: noticed after {happened.noticed_s:.1f} s, went on after {happened.went_on_s:.1f} s"
+            )
     for exit in report.aborts:
         print(f"ended by its transport: {exit.name} with {exit.code}: {' | '.join(exit.tail[-3:])}")
     return 1 if defects else 0

@@ -20,7 +20,7 @@ from tests.chaos.watch import Watch
 POLL_S = 0.1
 ABORTS_WITHIN_S = 20.0  # after a pause
 SETTINGS = {  # short, so that what a fault leaves behind is given back while the run looks
-    "engine.doomed-limit-s": "3",
+    "engine.doomed-limit-s": "1",
     "engine.generation-drain-s": "2",
     "session.lease-s": "15",
 }

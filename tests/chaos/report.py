@@ -126,7 +126,7 @@ class Report:
             "requests that went on at another decode worker": self.moved_on,
             "wrong answers": len(self.wrong),
             "clear errors": f"{sum(errors.values())} ({', '.join(f'{n} {k}' for k, n in errors.items()) or 'none'})",
-            "connections that a dead router took along": lost,
+            "connections that a dead router broke or refused": lost,
             "hung requests": hung,
             "left after quiet, worst of all looks: blocks, slots": self._worst("blocks", "slots"),
             "requests, leases": self._worst("requests", "leases"),

@@ -15,7 +15,7 @@ from tests.chaos.watch import GENERATION, HANDED_OFF, MOVED_ON, RECOVERED, TROUB
 
 BACK_S = 90.0  # a worker loads its model and warms up, on a machine that has other things to do
 POINT_S = 4.0  # waiting for a request in the wanted phase
-GOES_ON_S = 10.0  # a wait that began so long after a fault is not of its making
+GOES_ON_S = 10.0  # a wait that began so long after a fault, or after the next one, is not of its making
 LATEST_S = 15.0  # to notice that a process is gone
 AFTERWARDS_S = 1.0  # what was noticed just before the end is said just after it
 Say = Callable[[str], None]
@@ -145,10 +145,10 @@ class Runner:
         report.moved_on = len(watch.matching(MOVED_ON))
         report.trouble = watch.matching(TROUBLE)
         for i, happened in enumerate(report.happened):
-            happened.noticed_s = watch.noticed_s(
-                happened.fault, happened.at, noticeable_s(happened, report.happened[i + 1 :])
-            )
-            waits = [e.silence_after(happened.at, GOES_ON_S) for e in report.exchanges if e.began < happened.at]
+            later = report.happened[i + 1 :]
+            happened.noticed_s = watch.noticed_s(happened.fault, happened.at, noticeable_s(happened, later))
+            until_s = min(GOES_ON_S, later[0].at - happened.at) if later else GOES_ON_S
+            waits = [e.silence_after(happened.at, until_s) for e in report.exchanges if e.began < happened.at]
             happened.went_on_s = max(waits, default=0.0)
 
 

@@ -51,7 +51,7 @@ DECK: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     *((kind, (role,)) for kind in (Kind.KILL, Kind.PAUSE) for role in PROCESSES),
     *((kind, link) for kind in (Kind.STALL, Kind.CUT) for link in LINKS),
 )
-LASTS_S = {Kind.KILL: (0.1, 2.0), Kind.PAUSE: (0.5, 7.0), Kind.STALL: (0.5, 7.0), Kind.CUT: (0.2, 5.0)}
+LASTS_S = {Kind.KILL: (0.1, 2.0), Kind.PAUSE: (0.5, 9.0), Kind.STALL: (0.5, 7.0), Kind.CUT: (0.2, 5.0)}
 
 
 def schedule(

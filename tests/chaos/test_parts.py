@@ -14,6 +14,7 @@ from tests.chaos.load import HUNG, LOST, Exchange, Question
 from tests.chaos.proxy import OTHER, Proxy, owner
 from tests.chaos.quiet import Left
 from tests.chaos.report import Exit, Happened, Report
+from tests.chaos.runner import AFTERWARDS_S, LATEST_S, noticeable_s
 from tests.chaos.schedule import DECK, WORKERS, Fault, Kind, Point, schedule
 from tests.chaos.watch import Line, Watch
 
@@ -34,6 +35,11 @@ def test_every_kind_comes_once_before_any_comes_again() -> None:
     for part in (faults[: len(DECK)], faults[len(DECK) :]):
         assert len({f.group for f in part}) == len(DECK)
     assert {v for f in faults for v in f.victims} <= {"router", *WORKERS}
+
+
+def test_only_a_process_that_is_read_from_can_fail_amid_a_read() -> None:
+    amid = {f.group for f in schedule(1, 30 * len(DECK)) if f.point is Point.READING}
+    assert amid == {"kill prefill", "pause prefill"}
 
 
 # ---- the proxy ----
@@ -200,3 +206,14 @@ def test_who_noticed(victims: tuple[str, ...], lines: list[tuple[str, str]], wan
     watch, at = Watch(), time.monotonic()
     watch.lines = [Line(at + 1.0 + i, name, text) for i, (name, text) in enumerate(lines)]
     assert watch.noticed_s(replace(FAULT, victims=victims), at, 5.0) == (None if want is None else pytest.approx(want))
+
+
+@pytest.mark.parametrize(
+    ("kind", "next_victim", "want_s"),
+    [(Kind.PAUSE, "decode-0", 4.0 + AFTERWARDS_S), (Kind.PAUSE, "prefill-0", 4.5), (Kind.KILL, "decode-0", LATEST_S)],
+    ids=["until it is over", "until the next", "a dead process, longer"],
+)
+def test_how_long_a_fault_can_be_noticed(kind: Kind, next_victim: str, want_s: float) -> None:
+    first = Happened(replace(FAULT, kind=kind), 100.0, 104.0)
+    then = Happened(replace(FAULT, victims=(next_victim,)), 104.5, 108.0)
+    assert noticeable_s(first, [then]) == pytest.approx(want_s)

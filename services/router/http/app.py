@@ -8,6 +8,7 @@ from services.router.http.chat import chat_routes
 from services.router.http.completions import completion_routes
 from services.router.http.errors import install
 from services.router.http.explain import explain_routes
+from services.router.http.openapi import serve
 from services.router.http.ops import health_routes, longest_tokens, model_routes
 from services.router.http.refused import refused_routes
 from services.router.http.responses import response_routes
@@ -17,7 +18,8 @@ from services.router.view.view import View
 
 
 def build_app(api: Api, view: View, generator: Generator, metrics: Metrics) -> FastAPI:
-    app = FastAPI(title="Twinflow router", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="Twinflow router", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json")
+    serve(app)
     install(app, metrics, api.config.retry_after_s)
     app.include_router(chat_routes(api))
     app.include_router(completion_routes(api))

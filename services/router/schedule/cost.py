@@ -7,8 +7,8 @@
                    slot       waiting for a slot of D, if all are taken
                    step       one step of D with one sequence more
                    streams    what D's streams lose by that sequence, for the length of a reply
-                   behind     others will wait for this one: as many as wait at a prefill worker on average, at an idle
-                              one no more than one
+                   behind     others will wait for this one: as many as wait at P, at most the average of all; at an idle
+                              worker a few may still come
     local(D)       wait, prefill (N − usable_D), slot, step and streams at D; its streams also stand still while it prefills
 
 The two sides save different things: a prefill worker what `usable_tokens` spares it, a decode worker the transfer of what its
@@ -25,6 +25,7 @@ LINK_BYTES_PER_S = 10e9
 BLOCK_BYTES_PER_TOKEN = 32_768
 SLOT_BYTES = 50 << 20
 
+SOON = 0.25  # prompts that will wait behind one at an idle worker
 NOISE = 1.5  # a factor between a worker's rate and that of all like it
 
 
@@ -36,7 +37,7 @@ class Cost:
         return {
             "wait": prefill_ms(worker.facts, worker.facts.queued_prefill_tokens, scene),
             "prefill": compute_ms,
-            "behind": scene.policy.behind * min(scene.behind, worker.facts.waiting_prompts + 1) * compute_ms,
+            "behind": scene.policy.behind * min(scene.behind, worker.facts.waiting_prompts + SOON) * compute_ms,
         }
 
     def decode(self, worker: Sighted, scene: Scene) -> Terms:

@@ -102,7 +102,7 @@ async def test_forced_tool_choices(shared, choice):
 @pytest.mark.parametrize("path", REFUSED)
 async def test_endpoints(shared, path):
     c, _ = shared
-    for method, url in (("POST", path), ("GET", f"{path}/x")):
+    for method, url in (("GET" if path == "/v1/responses" else "POST", path), ("GET", f"{path}/x")):
         response = await c.http.request(method, url)
         error = response.json()["error"]
         assert response.status_code == 400 and path in error["message"] and "not served" in error["message"]

@@ -98,7 +98,7 @@ def test_calls_are_the_same_wherever_the_text_is_cut(form):
     assert [(n, json.loads(a)) for n, a in whole.calls] == [("weather", WEATHER), ("stop", {})]
     rng = random.Random(form)
     assert gather(parse(form, text, list(text))) == whole
-    for _ in range(200):
+    for _ in range(60):
         assert gather(parse(form, text, cut(text, rng))) == whole
 
 
@@ -266,3 +266,47 @@ def test_the_shipped_model_and_the_names():
     assert {f.name for f in FORMATS} == set(WRITTEN)
     with pytest.raises(BadRequest, match="'pythonic'"):
         call_format("pythonic", ())
+
+
+SCRAPS = {
+    "hermes": [
+        "<tool_call>",
+        "</tool_call>",
+        '{"name": "stop"',
+        '"arguments": {',
+        "}",
+        "]",
+        "[",
+        ",",
+        " ",
+        '"',
+        "\\",
+        "<tool_",
+    ],
+    "qwen_xml": [
+        "<tool_call>",
+        "</tool_call>",
+        "<function=stop>",
+        "</function>",
+        "<parameter=city>",
+        "</parameter>",
+        "<",
+        "5",
+    ],
+    "nemotron": ["<TOOLCALL>", "</TOOLCALL>", "[", "]", ",", " ", "{"],
+    "granite": ["<|tool_call|>", "[", "]", ",", " ", "{", "}"],
+}
+
+
+@pytest.mark.parametrize("form", SCRAPS)
+def test_scraps_of_calls_in_any_order(form):
+    """Pieces agree with the whole, and a reply without a call is its own text."""
+    rng = random.Random(form)
+    scraps, calls = [*SCRAPS[form], "x", "\n", FIRST, SECOND], 0
+    for _ in range(300):
+        text = "".join(rng.choices(scraps, k=rng.randrange(14)))
+        whole = gather(parse(form, text))
+        assert whole == gather(parse(form, text, list(text))) == gather(parse(form, text, cut(text, rng))), text
+        assert whole.calls or whole.text == text
+        calls += len(whole.calls)
+    assert calls

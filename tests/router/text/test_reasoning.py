@@ -8,6 +8,7 @@ from services.router.text.detokenize import TokenTexts
 from services.router.text.parsed import reply_parser
 from services.router.text.reasoning import ReasoningSplitter, opened_by, thinks
 from tests.router.conftest import build_tokenizer
+from tests.router.text.test_detokenize import byte_fallback_tokenizer
 from twinflow.contracts.errors import BadRequest
 
 
@@ -72,5 +73,28 @@ def test_markers_are_shown_though_they_are_special_tokens():
     tokenizer.add_special_tokens(["<|tool_call|>"])
     ids = tokenizer.encode("a<|im_start|><|tool_call|>b").ids
     for markers, shown in ((frozenset({"<|tool_call|>"}), "a<|tool_call|>b"), (frozenset(), "ab")):
-        detokenizer = TokenTexts(tokenizer, markers).detokenizer()
-        assert "".join(map(detokenizer.push, ids)) + detokenizer.finish() == shown
+        assert decoded(TokenTexts(tokenizer, markers), ids) == shown
+
+
+def test_markers_are_shown_by_other_decoders_too():
+    """Also right behind a run of bytes that no character has ended."""
+    tokenizer = byte_fallback_tokenizer()
+    tokenizer.add_special_tokens(["</think>"])
+    id = tokenizer.token_to_id
+    ids = [
+        id("▁hello"),
+        id("<0xE6>"),
+        id("<0x97>"),
+        id("<0xA5>"),
+        id("</s>"),
+        id("</think>"),
+        id("▁world"),
+        id("▁hello"),
+    ]
+    assert decoded(TokenTexts(tokenizer, frozenset({"</think>"})), ids) == "hello日</think>world hello"
+    assert decoded(TokenTexts(tokenizer), ids) == tokenizer.decode(ids) == "hello日 world hello"
+
+
+def decoded(texts: TokenTexts, ids: list[int]) -> str:
+    detokenizer = texts.detokenizer()
+    return "".join(map(detokenizer.push, ids)) + detokenizer.finish()
