@@ -33,9 +33,9 @@ from benchmarks.replay_server import Outcome, Server
 from benchmarks.traces import TRACE_BLOCK_TOKENS, Ceiling, Request, Service, ceiling, load
 from benchmarks.unified_memory import unify
 from twinflow.cache.arena import ArenaGeometry
-from twinflow.cache.checkpoints import CheckpointKind, default_interval_tokens
 from twinflow.cache.hybrid import HybridCache
 from twinflow.cache.worth import Recency, Worth
+from twinflow.contracts.checkpoints import CheckpointKind, default_interval_tokens
 from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
 
 GIB = 1 << 30

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.traces import Request, Service
 from twinflow.cache.base import Cache, Holding
-from twinflow.cache.checkpoints import CheckpointKind, checkpoint_positions
+from twinflow.contracts.checkpoints import CheckpointKind, checkpoint_positions
 from twinflow.contracts.errors import TooLong
 from twinflow.contracts.hashing import TokenChain, root_hash
 

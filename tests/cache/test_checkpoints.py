@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.cache.test_arena import LAYOUT
 from tests.cache.world import World
-from twinflow.cache.checkpoints import CheckpointKind, checkpoint_positions, default_interval_tokens
+from twinflow.contracts.checkpoints import CheckpointKind, checkpoint_positions, default_interval_tokens
 
 BOUNDARY, JUNCTION, INTERVAL = CheckpointKind.BOUNDARY, CheckpointKind.JUNCTION, CheckpointKind.INTERVAL
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from tests.cache.device import Device
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import BlockId, Holding, SlotId
-from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.hybrid import HybridCache
+from twinflow.contracts.checkpoints import CheckpointKind
 from twinflow.contracts.events import CacheEvent, EventKind
 from twinflow.contracts.groups import CacheLayout, GroupKind, GroupSpec, TensorSpec
 from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash

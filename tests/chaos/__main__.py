@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from tests.chaos.load import questions
@@ -46,6 +47,8 @@ def show(report: Report, args: argparse.Namespace) -> int:
     defects = report.defects()
     for defect in defects:
         print(f"FOUND: {defect}")
+    for (code, message), times in Counter((e.error, e.message) for e in report.exchanges if e.error).items():
+        print(f"error, {times} times: {code}: {message}")
     for happened in report.happened:
         if (happened.recovered_s or 0.0) > SLOW_S:
             print(

@@ -25,6 +25,7 @@ class Happened:
     until: float
     noticed_s: float | None = None  # the last of those who noticed; None for what was too short for anybody
     went_on_s: float = 0.0  # until the request that had to wait longest went on, or had its error
+    amid_read: bool = False  # a decode worker had READs posted when the victim, a prefill worker, was stopped
     back_s: float | None = None  # from the start of a new process until it serves
 
     @property
@@ -133,6 +134,7 @@ class Report:
             "doomed, pinned units": self._worst("doomed", "pinned"),
             "seconds until quiet, most": f"{max((q.after_s for q in self.quiet), default=0.0):.1f}",
             "new transfer generations": f"{self.generations} (doomed at the end: {last.doomed})",
+            "faults amid a posted read": sum(h.amid_read for h in self.happened),
             "processes ended by their transport after a pause": len(self.aborts),
             "processes ended otherwise, unasked": len(self.exits) - len(self.aborts),
             "errors in the logs": len(self.trouble),

@@ -82,18 +82,18 @@ class Runner:
         if missing:
             self._report.not_back += sorted(missing)
             return
-        await self._reach(fault)
+        amid_read = await self._reach(fault)
         at = time.monotonic()
         affected = self._load.open
-        happened = Happened(fault, at, at + fault.lasts_s)
+        happened = Happened(fault, at, at + fault.lasts_s, amid_read=amid_read)
         self._report.happened.append(happened)
         await self._do(happened)
         happened.until = time.monotonic()
         self._say(f"{len(self._report.happened):4d}  {fault}, {len(affected)} requests under way")
         await asyncio.sleep(fault.gap_s)
 
-    async def _reach(self, fault: Fault) -> None:
-        """A moment with a request in the wanted phase, or `POINT_S` later whatever is."""
+    async def _reach(self, fault: Fault) -> bool:
+        """A moment with a request in the wanted phase, or `POINT_S` later whatever is. True: amid a posted read."""
         until = time.monotonic() + POINT_S
         while fault.point is not Point.ANY and time.monotonic() < until:
             begun = [bool(e.text) for e in self._load.open]
@@ -101,19 +101,20 @@ class Runner:
                 break
             await asyncio.sleep(0.01)
         if fault.point is Point.READING:
-            await self._catch_read(fault.victims[0], until)
-        else:
-            await asyncio.sleep(fault.delay_s)
+            return await self._catch_read(fault.victims[0], until)
+        await asyncio.sleep(fault.delay_s)
+        return False
 
-    async def _catch_read(self, victim: str, until: float) -> None:
+    async def _catch_read(self, victim: str, until: float) -> bool:
         """A READ takes milliseconds. So the process is stopped for a moment again and again, until one is found posted."""
         cluster = self._cluster
         while time.monotonic() < until:
             cluster.pause(victim)
             if await cluster.reads_posted():
-                return
+                return True
             cluster.resume(victim)
             await asyncio.sleep(0.02)
+        return False
 
     async def _do(self, happened: Happened) -> None:
         fault, cluster = happened.fault, self._cluster

@@ -5,12 +5,12 @@ costs a second step over the same prompt; this costs nothing but the slot.
 """
 
 from twinflow.cache.base import SlotId
-from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.pool import Pool
 from twinflow.cache.publish import Live
 from twinflow.cache.room import Room
 from twinflow.cache.tree import PrefixTree
 from twinflow.cache.worth import Policy
+from twinflow.contracts.checkpoints import CheckpointKind
 
 
 class Ahead:

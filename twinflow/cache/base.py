@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
-from twinflow.cache.checkpoints import CheckpointKind
+from twinflow.contracts.checkpoints import CheckpointKind
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.hashing import TokenChain
 from twinflow.contracts.hits import GroupHit

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from twinflow.cache.ahead import Ahead
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import BlockId, Copier, Holding, Match, PoolCounts, SlotId
-from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.events import EventLog
 from twinflow.cache.eviction import Evictor
 from twinflow.cache.integrity import check
@@ -24,6 +23,7 @@ from twinflow.cache.publish import Live, Publisher
 from twinflow.cache.room import Room
 from twinflow.cache.tree import Found, PrefixTree
 from twinflow.cache.worth import Recency, Worth
+from twinflow.contracts.checkpoints import CheckpointKind
 from twinflow.contracts.errors import BadRequest, TooLong
 from twinflow.contracts.events import CacheEvent, EventKind
 from twinflow.contracts.groups import CacheLayout

@@ -7,9 +7,9 @@ still being written.
 from dataclasses import dataclass
 
 from twinflow.cache.base import BlockId, Holding, SlotId
-from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.pool import Pool
 from twinflow.cache.tree import PrefixTree
+from twinflow.contracts.checkpoints import CheckpointKind
 
 
 @dataclass(slots=True)

@@ -23,9 +23,9 @@ import math
 from typing import Protocol
 
 from twinflow.cache.base import BlockId, SlotId
-from twinflow.cache.checkpoints import CheckpointKind
 from twinflow.cache.pool import Pool
 from twinflow.cache.tree import Found, PrefixTree
+from twinflow.contracts.checkpoints import CheckpointKind
 from twinflow.contracts.groups import CacheLayout
 
 BARE_BLOCK = 0.1

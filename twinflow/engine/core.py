@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
-from twinflow.cache.checkpoints import default_interval_tokens
+from twinflow.contracts.checkpoints import default_interval_tokens
 from twinflow.contracts.errors import (
     Cancelled,
     HandoffFailed,

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
-from twinflow.cache.checkpoints import CheckpointKind
+from twinflow.contracts.checkpoints import CheckpointKind
 from twinflow.contracts.tags import StateTag
 from twinflow.engine.base import Notice, Offered, Prefilled
 from twinflow.engine.sequence import Sequence

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import BlockId, Cache, SlotId
-from twinflow.cache.checkpoints import CheckpointKind
+from twinflow.contracts.checkpoints import CheckpointKind
 from twinflow.contracts.errors import HandoffFailed, Incompatible
 from twinflow.contracts.tags import StateTag
 from twinflow.engine import base

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from twinflow.cache.base import Holding, Match
-from twinflow.cache.checkpoints import CheckpointKind, checkpoint_positions
+from twinflow.contracts.checkpoints import CheckpointKind, checkpoint_positions
 from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain, unpack_tokens
 from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample, TokenLogprobs

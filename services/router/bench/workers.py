@@ -13,7 +13,7 @@ from services.router.bench.cache import SimCache
 from services.router.bench.clock import VirtualClock
 from services.router.bench.prompt import RunPrompt
 from services.router.bench.timing import Timing
-from twinflow.cache.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
+from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
 from twinflow.contracts.requests import FinishReason, RequestStats, Sample
 from twinflow.contracts.workers import Load, Pace, WorkerRecord
 from twinflow.rpc import convert

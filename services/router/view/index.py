@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from services.router.view.expected import Expected
 from services.router.view.prompt import PromptKeys
 from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
-from twinflow.cache.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
+from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
 from twinflow.contracts.workers import WorkerRecord
 
 CHECKPOINT = 0x5DEECE66D51A7E57  # a checkpoint's key: its hash's, with these bits turned

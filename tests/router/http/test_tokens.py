@@ -3,7 +3,8 @@
 import openai
 import pytest
 
-from tests.router.conftest import TEMPLATE, running, write_model
+from services.router.http.ops import longest_tokens
+from tests.router.conftest import TEMPLATE, running, until, write_model
 from tests.router.fake_worker import FakeWorker
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Role
@@ -51,6 +52,7 @@ async def test_what_cannot_be_tokenised_is_refused_by_name(cluster, path, body, 
 
 
 async def test_models_tell_length_and_capabilities(cluster, tmp_path):
+    await until(lambda: longest_tokens(cluster.router.view, "toy"))
     async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="x") as client:
         (model,) = (await client.models.list()).data
         assert (await client.models.retrieve("toy")).model_extra == model.model_extra

@@ -302,7 +302,7 @@ SCRAPS = {
 def test_scraps_of_calls_in_any_order(form):
     """Pieces agree with the whole, and a reply without a call is its own text."""
     rng = random.Random(form)
-    scraps, calls = [*SCRAPS[form], "x", "\n", FIRST, SECOND], 0
+    scraps, calls = [*SCRAPS[form], "x", "\n", FIRST, SECOND, xml_call("stop", {})], 0
     for _ in range(300):
         text = "".join(rng.choices(scraps, k=rng.randrange(14)))
         whole = gather(parse(form, text))

@@ -37,7 +37,7 @@ class CallParser:
         while self._reading is not None:
             events += self.push(self._give_up(events, ""))
         held = self._open.finish()
-        if held and not (self._after_call and not held.strip(_SPACE)):
+        if held:
             events.append(Text(held))
         return _joined(events)
 
@@ -47,9 +47,9 @@ class CallParser:
             return None
         if self._after_call:
             text = text.lstrip(_SPACE)
+            self._after_call = not text
         safe, rest = self._open.push(text)
         if safe:
-            self._after_call = False
             events.append(Text(safe))
         if rest is not None:
             self._reading = self._form.body(self._tools, self._found).read()
@@ -85,7 +85,6 @@ class CallParser:
             events.append(CallBroken())
         if raw[:end].strip(_SPACE):
             events.append(Text(raw[:end]))
-            self._after_call = False
         self._reading, self._raw, self._found = None, [], Found()
         self._broken += 1
         return raw[end:] + rest
