@@ -326,7 +326,7 @@ class Engine:
     def _pull_finished(self, event: PullFinished) -> None:
         """Also of sequences that are over: their memory is doomed until this moment."""
         sequence, actions = self.pulls.pull_finished(event)
-        if sequence is None or sequence.id not in self.sequences:
+        if sequence is None or not actions or sequence.id not in self.sequences:
             return
         try:
             self._notices += self.pulls.proceed(sequence, actions)
