@@ -231,7 +231,7 @@ def test_keys_in_any_order_other_keys_and_arguments_as_text():
         ('"x"', set(), '"x"'),
         ("[" * 100_000, {"array"}, "[" * 100_000),
     ],
-    ids=lambda v: str(v)[:12],
+    ids=lambda v: str(sorted(v) if isinstance(v, set) else v)[:12],
 )
 def test_bare_values_follow_the_schema(text, types, value):
     assert json.loads(as_json(text, frozenset(types))) == value
