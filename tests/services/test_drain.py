@@ -17,6 +17,7 @@ from tests.services.cluster import TIMES, DecodeClient, RouterClient, candidate,
 from tests.services.conftest import Pair
 from tests.services.fake_engine import SLOT, FakeEngine
 from twinflow.contracts.workers import Role
+from twinflow.engine import leaving
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.front import Front, run_front
 
@@ -151,7 +152,13 @@ async def test_a_second_signal_ends_it_at_once(start: Start, opened: AsyncExitSt
     await p.ended(within_s=3.0)
 
 
-async def test_an_engine_that_dies_while_draining_is_an_error(start: Start, opened: AsyncExitStack) -> None:
+@pytest.mark.parametrize("look_every_s", [leaving.LOOK_EVERY_S, 0.0], ids=["seen-by-the-front", "seen-by-the-drain"])
+async def test_an_engine_that_dies_while_draining_is_an_error(
+    start: Start, opened: AsyncExitStack, monkeypatch: pytest.MonkeyPatch, look_every_s: float
+) -> None:
+    monkeypatch.setattr(
+        leaving, "LOOK_EVERY_S", look_every_s
+    )  # a dead engine leaves nothing: a drain may see that first
     p = await start(Role.PREFILL)
     assert p.front is not None
     client = DecodeClient(p.front.address)

@@ -217,6 +217,12 @@ class Front:
         await asyncio.shield(self._reader)
         raise Internal("the engine has shut down by itself")
 
+    def check_engine(self) -> None:
+        """Raises what ended the engine, if it has ended by itself."""
+        reader = self._reader
+        if reader is not None and reader.done() and not reader.cancelled() and (error := reader.exception()):
+            raise error
+
     async def _read(self, role: RoleService) -> None:
         try:
             async for report in self.engine.reports():
@@ -345,6 +351,8 @@ async def run_front(config: FrontConfig, engine: EngineClient, make_role: Callab
     serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
+    for front, _ in made:  # a dead engine leaves nothing to wait for either: that is no clean end
+        front.check_engine()
     log.info("stopped")
 
 
