@@ -158,7 +158,7 @@ class Session:
     async def _run(self, ready: "asyncio.Future[None]") -> None:
         why = "it was closed"
         try:
-            async with open_channel(self._address) as channel:
+            async with open_channel(self._address, self._times.hello_s) as channel:
                 call = pb_grpc.WorkerStub(channel).Handoff(aiter(self._outbox))
                 replies = aiter(call)
                 self._outbox.put(pb.HandoffRequest(hello=self._hello()))

@@ -1,13 +1,13 @@
 """A byte proxy in front of a worker's gRPC port, whose links can be stalled or cut per client process.
 
-The worker advertises the proxy's address, so routers and decode workers come through it. Which process a connection belongs to is
+`connect_s` makes every connection that slow to begin, as a loaded or far host does. The worker advertises the proxy's address, so routers and decode workers come through it. Which process a connection belongs to is
 asked of the system: all of them come from one host.
 """
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 
 import psutil
 
@@ -61,12 +61,16 @@ class Link:
 
 
 class Proxy:
-    """One listening socket, which it owns, for one worker. `pids`: process id by name, asked at every connection."""
+    """One listening socket, which it owns, for one worker. `pids`: process id by name, asked at every connection;
+    `connect_s`: from a connection until its first byte passes."""
 
-    def __init__(self, listening: socket.socket, target_port: int, pids: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self, listening: socket.socket, target_port: int, pids: Callable[[], Mapping[str, int]], connect_s: float = 0.0
+    ) -> None:
         self._socket = listening
         self._target = ("127.0.0.1", target_port)
         self._pids = pids
+        self._connect_s = connect_s
         self._links: dict[str, Link] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,6 +107,7 @@ class Proxy:
                 await connection.open()
 
         try:
+            await asyncio.sleep(self._connect_s)
             await may_pass()
             far_reader, far_writer = await asyncio.open_connection(*self._target)
             connection.add(far_writer)
@@ -169,6 +174,18 @@ async def first_of(pumps: Iterable[Coroutine[object, object, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def slow_way(target_port: int, connect_s: float) -> AsyncIterator[str]:
+    """The address of a proxy in front of this port, every connection to which takes so long to begin."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    proxy = Proxy(listening, target_port, dict, connect_s)
+    await proxy.start()
+    try:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        await proxy.close()
 
 
 def owner(port: int, pids: Mapping[str, int]) -> str:

@@ -43,7 +43,7 @@ class WorkerClient:
         self._ids = itertools.count()
 
     async def __aenter__(self) -> "WorkerClient":
-        self._channel: aio.Channel = open_channel(self.address)
+        self._channel: aio.Channel = open_channel(self.address, 5.0)
         replies = aiter(pb_grpc.WorkerStub(self._channel).Serve(self._send()))
         hello = pb.RouterHello(router_id=f"test-{id(self)}", protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX)
         self._outgoing.put_nowait(pb.RouterMessage(hello=hello))

@@ -165,7 +165,7 @@ class DirectBackend:
 
     async def say_once(self, record: WorkerRecord) -> None:
         for address in self.addresses:
-            self._channels.append(channel.open_channel(address))
+            self._channels.append(channel.open_channel(address, 5.0))
             call = rpc.RegistryStub(self._channels[-1]).Join()
             await call.write(record_to_pb(record))
             await call.read()

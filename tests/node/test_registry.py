@@ -83,7 +83,7 @@ def test_silence_removes_a_worker_whose_stream_stays_open():
     async def scenario():
         registry = DirectRegistry(silence_s=0.3)
         server, port = await serve(registry)
-        ch = channel.open_channel(f"127.0.0.1:{port}")
+        ch = channel.open_channel(f"127.0.0.1:{port}", 5.0)
         call = rpc.RegistryStub(ch).Join()
         await call.write(record_to_pb(RECORD))
         await until(lambda: registry.records())
@@ -140,7 +140,7 @@ def test_a_router_that_restarts_finds_its_workers_again():
 def test_incomplete_records_are_refused(change, complaint):
     async def scenario():
         server, port = await serve(DirectRegistry())
-        ch = channel.open_channel(f"127.0.0.1:{port}")
+        ch = channel.open_channel(f"127.0.0.1:{port}", 5.0)
         call = rpc.RegistryStub(ch).Join()
         await call.write(record_to_pb(dataclasses.replace(RECORD, **change)))
         reply = await call.read()

@@ -204,5 +204,5 @@ async def test_a_drain_that_the_router_has_not_heard_of_moves_the_request(cluste
 
 
 async def test_reflection_and_health(cluster):
-    async with open_channel(cluster.router.grpc_address) as channel:
+    async with open_channel(cluster.router.grpc_address, 5.0) as channel:
         await check_reflection_and_health(channel, {"twinflow.rpc.v1.Admin", "twinflow.rpc.v1.Registry"})

@@ -27,7 +27,7 @@ async def start() -> tuple[grpc.aio.Server, int]:
 def test_messages_of_64_mib_pass():
     async def scenario():
         server, port = await start()
-        ch = channel.open_channel(f"127.0.0.1:{port}")
+        ch = channel.open_channel(f"127.0.0.1:{port}", 5.0)
         call = rpc.WorkerStub(ch).Serve()
         await call.write(pb.RouterMessage(submit=pb.Submit(prompt=bytes(64 << 20))))
         answer = await call.read()
@@ -57,7 +57,7 @@ def test_unreachable_peer_is_gone():
     async def scenario():
         server, port = await start()
         await channel.stop_server(server, 0)
-        ch = channel.open_channel(f"127.0.0.1:{port}")
+        ch = channel.open_channel(f"127.0.0.1:{port}", 5.0)
         call = rpc.WorkerStub(ch).Serve()
         with pytest.raises(grpc.RpcError) as failure:
             await call.read()

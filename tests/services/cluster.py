@@ -116,7 +116,7 @@ class Stream:
     """The dialling half of any stream, raw: `put` says, `got` lists what came. Beats unless `mute`."""
 
     def __init__(self, address: str, method: str, beat: Any) -> None:
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, 5.0)
         self.outbox: Outbox = Outbox()
         self.call = getattr(pb_grpc.WorkerStub(self._channel), method)(aiter(self.outbox))
         self.got: list = []

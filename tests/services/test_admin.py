@@ -27,7 +27,7 @@ NEEDS = {"MatchPrompt": {"token_ids": [1, 2, 3, 4, 5]}, "CancelRequest": {"reque
 async def call(address: str, method: str, **fields: Any) -> Any:
     """Raises what it ends with, rebuilt from code and metadata."""
     request = getattr(pb, f"{method}Request")(**fields)
-    async with open_channel(address) as channel:
+    async with open_channel(address, 5.0) as channel:
         try:
             return await getattr(pb_grpc.AdminStub(channel), method)(request, timeout=5)
         except grpc.aio.AioRpcError as e:
@@ -204,7 +204,7 @@ async def test_an_engine_that_does_not_answer(pair: Pair, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("side", ["d", "p"])
 async def test_reflection_and_health(pair: Pair, side: str) -> None:
-    async with open_channel(getattr(pair, side).address) as channel:
+    async with open_channel(getattr(pair, side).address, 5.0) as channel:
         await check_reflection_and_health(channel, {"twinflow.rpc.v1.Admin", "twinflow.rpc.v1.Worker"})
 
 

@@ -2,7 +2,7 @@
 
 Liveness is the application's: sessions carry heartbeats of their own, so gRPC keepalive stays off (it would only
 measure that the peer's kernel is alive). gRPC sets TCP_NODELAY itself; nothing here turns it off. Names are resolved
-by gRPC, which reconnects with the back-off below.
+by gRPC, which reconnects with the back-off below; how long one attempt to connect may take is the caller's to say.
 """
 
 import asyncio
@@ -19,26 +19,25 @@ _SHARED: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 2**31 - 1),  # off
 )
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    *_SHARED,
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.enable_retries", 0),  # a session is resumed by its owner, never replayed by the library
-    ("grpc.use_local_subchannel_pool", 1),  # one connection per channel: closing one never touches another
-)
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (*_SHARED, ("grpc.so_reuseport", 0))  # a taken port is an error
 
 
-def unary_options(wait_s: float) -> tuple[tuple[str, int], ...]:
-    """Of a channel for single calls, which nobody repeats: connecting may take as long as the call, not just one back-off."""
-    patient = {**dict(CHANNEL_OPTIONS), "grpc.min_reconnect_backoff_ms": max(1, round(2 * wait_s * 1e3))}
-    return tuple(patient.items())
+def channel_options(wait_s: float) -> tuple[tuple[str, int], ...]:
+    """Of a channel whose owner waits so long for an answer. An attempt to connect, the HTTP/2 handshake included, gets twice
+    that, so that the owner's own deadline is the one that ends it. Pauses between attempts are short all the same."""
+    return (
+        *_SHARED,
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.min_reconnect_backoff_ms", max(1, round(2 * wait_s * 1e3))),  # an attempt's deadline, despite the name
+        ("grpc.enable_retries", 0),  # a session is resumed by its owner, never replayed by the library
+        ("grpc.use_local_subchannel_pool", 1),  # one connection per channel: closing one never touches another
+    )
 
 
-def open_channel(address: str, options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS) -> aio.Channel:
-    """A lazy channel to `host:port`; the caller closes it."""
-    return aio.insecure_channel(address, options=options)
+def open_channel(address: str, wait_s: float) -> aio.Channel:
+    """A lazy channel to `host:port`; the caller closes it. `wait_s`: how long the caller waits for the first answer."""
+    return aio.insecure_channel(address, options=channel_options(wait_s))
 
 
 def new_server() -> aio.Server:

@@ -11,7 +11,7 @@ from services.router.schedule.base import WorkerFacts
 from services.router.view.view import View
 from twinflow.contracts.errors import DeadlineExceeded, NoCapacity, TwinflowError, UnknownWorker
 from twinflow.contracts.workers import WorkerRecord
-from twinflow.rpc.channel import open_channel, unary_options
+from twinflow.rpc.channel import open_channel
 from twinflow.rpc.convert import error_to_pb
 from twinflow.rpc.failure import error_of
 from twinflow.rpc.v1 import admin_pb2_grpc as rpc
@@ -68,7 +68,7 @@ class FanOut:
         named.worker_id = record.id
         address = record.addresses[0]
         try:
-            async with open_channel(address, unary_options(self._wait_s)) as channel:
+            async with open_channel(address, self._wait_s) as channel:
                 answer = await getattr(rpc.AdminStub(channel), method)(named, timeout=self._wait_s)
         except grpc.RpcError as e:
             error = error_of(e, f"worker {record.id} at {address}")

@@ -100,7 +100,7 @@ class WorkerLink:
 
     async def _dial(self) -> tuple[str, bool]:
         """Returns why the session ended and whether it was ever up."""
-        channel = open_channel(self.record.addresses[0])
+        channel = open_channel(self.record.addresses[0], self._settings.times.hello_s)
         out: Out = Outbox()
         try:
             call = rpc.WorkerStub(channel).Serve(out.__aiter__())

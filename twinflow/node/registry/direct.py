@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
+REACH_S = 3.0  # one attempt to reach a router
 
 
 class DirectRegistry(rpc.RegistryServicer):
@@ -166,7 +167,7 @@ class DirectRegistration:
 
     async def _session(self, address: str) -> str:
         """One stream from dial to end; returns why it ended."""
-        channel = open_channel(address)
+        channel = open_channel(address, REACH_S)
         try:
             call = rpc.RegistryStub(channel).Join()
             beats = asyncio.create_task(self._beat(call))
