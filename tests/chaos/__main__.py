@@ -1,11 +1,14 @@
 """`make chaos`: a long run, its table, exit code 1 if anything was found that must not be.
 
 python -m tests.chaos --faults 200 --seed 1 --table docs/chaos.md     replaces what stands between the marks in that file
+
+The table is written after every ten faults and where the run is interrupted (SIGINT, SIGTERM), of what ran so far.
 """
 
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -25,25 +28,49 @@ def main() -> int:
     args = options().parse_args()
     if args.transport:
         os.environ["UCX_TLS"] = args.transport
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     faults = schedule(args.seed, args.faults)
     known = questions(Oracle(args.model), args.seed, 12, prompt_tokens=640, new_tokens=32)
+    report = Report(args.seed)
     with tempfile.TemporaryDirectory(prefix="twinflow-chaos-") as folder:
         logs = args.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
-        report = asyncio.run(
-            run(faults, known, model=args.model, log_dir=logs, seed=args.seed, say=lambda text: print(text, flush=True))
-        )
+        work = run(
+            faults, known, report, model=args.model, log_dir=logs, say=lambda text: print(text, flush=True),
+            after_round=lambda: progress(report, args),
+        )  # fmt: skip
+        try:
+            asyncio.run(work)
+        except KeyboardInterrupt:
+            print(f"interrupted after {len(report.happened)} of {args.faults} faults")
+            show(report, args)
+            return 130
     return show(report, args)
 
 
-def show(report: Report, args: argparse.Namespace) -> int:
-    how = f"{len(report.happened)} faults, seed {report.seed}, UCX_TLS={args.transport or 'default'}, "
+def table(report: Report, args: argparse.Namespace) -> list[str]:
+    of = "" if len(report.happened) == args.faults else f" of {args.faults}"
+    how = f"{len(report.happened)}{of} faults, seed {report.seed}, UCX_TLS={args.transport or 'default'}, "
     lines = [f"{how}{report.seconds / 60:.0f} minutes.", "", *report.lines()]
-    print("\n" + "\n".join(lines))
     if args.table:
         text = args.table.read_text()
         before, rest = text.split(BEGIN)
         args.table.write_text("\n".join([before + BEGIN, "", *lines, "", END + rest.split(END)[1]]))
+    return lines
+
+
+def progress(report: Report, args: argparse.Namespace) -> None:
+    """After every round: one line, and the table of what ran so far."""
+    table(report, args)
+    print(
+        f"{len(report.happened)} of {args.faults} faults, {len(report.exchanges)} requests, {len(report.defects())} defects, "
+        f"{report.seconds / 60:.1f} minutes",
+        flush=True,
+    )
+
+
+def show(report: Report, args: argparse.Namespace) -> int:
+    print("\n" + "\n".join(table(report, args)))
     defects = report.defects()
     for defect in defects:
         print(f"FOUND: {defect}")

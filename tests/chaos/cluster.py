@@ -84,6 +84,8 @@ class ChaosCluster:
         """Raises AssertionError if a process does not leave by itself."""
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
+        for name in self.names:  # where the run was cut short amid a pause
+            self._signal_group(name, signal.SIGCONT)
         killed = await asyncio.to_thread(self._cluster.stop)
         for proxy in self._proxies.values():
             await proxy.close()

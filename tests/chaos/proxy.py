@@ -1,7 +1,7 @@
 """A byte proxy in front of a worker's gRPC port, whose links can be stalled or cut per client process.
 
-`connect_s` makes every connection that slow to begin, as a loaded or far host does. The worker advertises the proxy's address, so routers and decode workers come through it. Which process a connection belongs to is
-asked of the system: all of them come from one host.
+The worker advertises the proxy's address, so routers and decode workers come through it. Which process a connection belongs to is
+asked of the system: all of them come from one host. `connect_s` makes connections slow to begin, as those of a far host are.
 """
 
 import asyncio

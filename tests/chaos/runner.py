@@ -15,6 +15,7 @@ from tests.chaos.watch import GENERATION, HANDED_OFF, MOVED_ON, RECOVERED, TROUB
 
 BACK_S = 90.0  # a worker loads its model and warms up, on a machine that has other things to do
 POINT_S = 4.0  # waiting for a request in the wanted phase
+CATCH_S = 20.0  # trying to stop a process amid a read
 GOES_ON_S = 10.0  # a wait that began so long after a fault, or after the next one, is not of its making
 LATEST_S = 15.0  # to notice that a process is gone
 AFTERWARDS_S = 1.0  # what was noticed just before the end is said just after it
@@ -24,18 +25,21 @@ Say = Callable[[str], None]
 async def run(
     faults: Sequence[Fault],
     known: Sequence[Question],
+    report: Report,
     *,
     model: str,
     log_dir: Path,
-    seed: int,
     workers: Sequence[str] = WORKERS,
     clients: int = 4,
     round_faults: int = 10,
     say: Say = lambda text: None,
-) -> Report:
-    """`faults` one after another; after each `round_faults` of them the load rests and nothing may be left."""
-    report = Report(seed)
-    began = time.monotonic()
+    after_round: Callable[[], None] = lambda: None,
+) -> None:
+    """`faults` one after another; after each `round_faults` of them the load rests and nothing may be left.
+
+    `report` is complete after every round, when `after_round` is called, and at the end, also where the run is cancelled or
+    breaks. Raises AssertionError if the cluster is wrong without any fault or does not leave when it is asked to."""
+    seed = report.seed
     async with ChaosCluster(model, workers, log_dir) as cluster:
         load = Load(cluster.base_url, cluster.model, seed, known, clients)
         runner = Runner(cluster, load, report, random.Random(seed), say)
@@ -43,11 +47,11 @@ async def run(
             await runner.baseline(known)
             for i in range(0, len(faults), round_faults):
                 await runner.round(faults[i : i + round_faults])
+                runner.account()
+                after_round()
         finally:
             await load.close()
             runner.account()
-    report.seconds = time.monotonic() - began
-    return report
 
 
 class Runner:
@@ -57,6 +61,7 @@ class Runner:
         self._report = report
         self._rng = rng
         self._say = say
+        self._began = time.monotonic()
         self._returning: list[asyncio.Task[None]] = []
 
     async def baseline(self, known: Sequence[Question]) -> None:
@@ -101,13 +106,13 @@ class Runner:
                 break
             await asyncio.sleep(0.01)
         if fault.point is Point.READING:
-            return await self._catch_read(fault.victims[0], until)
+            return await self._catch_read(fault.victims[0])
         await asyncio.sleep(fault.delay_s)
         return False
 
-    async def _catch_read(self, victim: str, until: float) -> bool:
+    async def _catch_read(self, victim: str) -> bool:
         """A READ takes milliseconds. So the process is stopped for a moment again and again, until one is found posted."""
-        cluster = self._cluster
+        cluster, until = self._cluster, time.monotonic() + CATCH_S
         while time.monotonic() < until:
             cluster.pause(victim)
             if await cluster.reads_posted():
@@ -136,9 +141,10 @@ class Runner:
         happened.back_s = await self._cluster.back_s(happened.fault.victims[0], since, BACK_S)
 
     def account(self) -> None:
-        """What only the end of the run can tell."""
+        """What the logs and later faults tell of what has happened so far."""
         report, watch = self._report, self._cluster.watch
-        report.exchanges = self._load.exchanges
+        report.seconds = time.monotonic() - self._began
+        report.exchanges = [e for e in self._load.exchanges if e.ended is not None]
         report.exits = self._cluster.exits
         report.generations = len(watch.matching(GENERATION))
         report.handed_off = len(watch.matching(HANDED_OFF))

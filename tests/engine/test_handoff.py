@@ -154,6 +154,30 @@ def test_read_that_never_ends_stays_counted_until_the_agent_is_gone(manual: tupl
     pair.prefill.close()
 
 
+@pytest.mark.parametrize("end", ["done", "fail"])
+def test_a_read_that_ends_after_its_handoff_was_lost_gives_its_memory_back(
+    manual: tuple[Pair, Manual], oracle: Oracle, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    """The request waits for its next attempt meanwhile, with no hand-off at all."""
+    pair, reads = manual
+    p = prompt(1, 150)
+    id = pair.submit(p, max_tokens=NEW)
+    settle(pair, lambda: len(reads.reads) >= 1)
+    lost = pair.decode.turn(base.HandoffFailed(id, "handoff_failed", "the session was lost"))
+    assert pair.decode.engine.sequences[id].intake is None
+    assert doomed(pair.decode) == 4  # 3 blocks and the slot
+    for read in reads.reads:
+        read.copy()
+        read.done() if end == "done" else read.fail("link down")
+    settle(pair, lambda: doomed(pair.decode) == 0)
+    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == []
+    pair.relay_decode(lost)
+    settle(pair, lambda: finish_reads(reads) or not pair.open)
+    assert (pair.results[id].error, pair.results[id].tokens) == ("", oracle(p, NEW))
+    settle(pair, pair.quiet)
+    pair.close()
+
+
 def test_a_request_survives_a_raising_read(manual: tuple[Pair, Manual], oracle: Oracle) -> None:
     pair, reads = manual
     id = pair.submit(prompt(1, 150), max_tokens=NEW)
