@@ -15,9 +15,10 @@ from collections import Counter
 from pathlib import Path
 
 from tests.chaos.load import questions
+from tests.chaos.network import Network
 from tests.chaos.report import Report
 from tests.chaos.runner import run
-from tests.chaos.schedule import schedule
+from tests.chaos.schedule import DECK, UNPLUGGED, WORKERS, schedule
 from tests.e2e.oracle import Oracle
 
 SLOW_S = 5.0
@@ -28,8 +29,21 @@ def main() -> int:
     args = options().parse_args()
     if args.transport:
         os.environ["UCX_TLS"] = args.transport
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell in the background ignores it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    faults = schedule(args.seed, args.faults)
+    network = Network.create(WORKERS)
+    try:
+        return long_run(args, network)
+    finally:
+        if isinstance(network, Network):
+            network.close()
+
+
+def long_run(args: argparse.Namespace, network: Network | str) -> int:
+    if isinstance(network, str):
+        print(f"no cables are pulled: {network}")
+    hosts = network if isinstance(network, Network) else None
+    faults = schedule(args.seed, args.faults, deck=(*DECK, *UNPLUGGED) if hosts else DECK)
     known = questions(Oracle(args.model), args.seed, 12, prompt_tokens=640, new_tokens=32)
     report = Report(args.seed)
     with tempfile.TemporaryDirectory(prefix="twinflow-chaos-") as folder:
@@ -37,7 +51,7 @@ def main() -> int:
         logs.mkdir(parents=True, exist_ok=True)
         work = run(
             faults, known, report, model=args.model, log_dir=logs, say=lambda text: print(text, flush=True),
-            after_round=lambda: progress(report, args),
+            after_round=lambda: progress(report, args), network=hosts,
         )  # fmt: skip
         try:
             asyncio.run(work)

@@ -6,19 +6,22 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 
 from services.cli.cluster import Cluster, ClusterPlan
-from services.cli.topology import ClusterSettings, plan, with_model_here
+from services.cli.process import ProcessSpec
+from services.cli.topology import LOOPBACK, ClusterSettings, plan, with_model_here
+from tests.chaos.network import DEVICE, Network
 from tests.chaos.proxy import Link, Proxy
 from tests.chaos.quiet import pinned
 from tests.chaos.report import Exit
 from tests.chaos.watch import Watch
 
 POLL_S = 0.1
-ABORTS_WITHIN_S = 20.0  # after a pause
+ABORTS_WITHIN_S = 20.0  # after a pause, or without a cable
 SETTINGS = {  # short, so that what a fault leaves behind is given back while the run looks
     "engine.doomed-limit-s": "1",
     "engine.generation-drain-s": "2",
@@ -26,12 +29,15 @@ SETTINGS = {  # short, so that what a fault leaves behind is given back while th
 }
 
 
-def settings(model: str, workers: Mapping[str, int]) -> ClusterSettings:
-    """`workers`: the port that each one advertises. verify=checksum, so that a wrong byte is an error and never a token; small
+def settings(model: str, workers: Mapping[str, tuple[str, int]], network: Network | None) -> ClusterSettings:
+    """`workers`: the address that each one advertises. verify=checksum, so that a wrong byte is an error and never a token; small
     chunks, so that a prompt takes several; whatever has a candidate goes through a hand-off, however short the rest is."""
     extra = [(kind, f"{key}={value}") for kind in ("prefill", "decode") for key, value in SETTINGS.items()]
     extra += [("prefill", "engine.chunk-tokens=64"), ("decode", "local-max-tokens=0"), ("router", "local-max-tokens=0")]
-    extra += [(name, f"advertise=127.0.0.1:{port}") for name, port in workers.items()]
+    extra += [(name, f"advertise={host}:{port}") for name, (host, port) in workers.items()]
+    if network is not None:
+        extra += [("router", f"grpc-host={network.here}")]
+        extra += [(name, f"host={network.address(name)}") for name in workers]
     prefill, decode = (sum(name.startswith(kind) for name in workers) for kind in ("prefill", "decode"))
     return ClusterSettings(
         model=model, port=0, prefill=prefill, decode=decode, dtype="float32", verify="checksum", cache_bytes=96 << 20,
@@ -45,23 +51,43 @@ def port_of(made: ClusterPlan, name: str) -> int:
     return next(int(a.removeprefix("--port=")) for a in spec.argv if a.startswith("--port="))
 
 
+def on_hosts(made: ClusterPlan, network: Network) -> ClusterPlan:
+    """The same with every worker on its host; the router stays here."""
+    registry = f"{network.here}:{made.admin.rpartition(':')[2]}"
+
+    def moved(spec: ProcessSpec) -> ProcessSpec:
+        if spec.name == "router":
+            return spec
+        argv = tuple(a.replace(f"--router={made.admin}", f"--router={registry}") for a in spec.argv)
+        env = {**spec.env, "UCX_NET_DEVICES": DEVICE}
+        return ProcessSpec(spec.name, network.command(spec.name, argv), env)
+
+    return replace(made, specs=tuple(moved(s) for s in made.specs), admin=registry)
+
+
 class ChaosCluster:
     """Use as an async context manager, on the main thread: children end with the thread that started them."""
 
-    def __init__(self, model: str, workers: Sequence[str], log_dir: Path) -> None:
-        sockets = {name: socket.create_server(("127.0.0.1", 0)) for name in workers}
-        chosen = with_model_here(settings(model, {name: s.getsockname()[1] for name, s in sockets.items()}))
+    def __init__(self, model: str, workers: Sequence[str], log_dir: Path, network: Network | None = None) -> None:
+        """With `network` each worker is a host of its own; it stays the caller's."""
+        here = network.here if network is not None else LOOPBACK
+        sockets = {name: socket.create_server((here, 0)) for name in workers}
+        chosen = with_model_here(settings(model, {n: s.getsockname() for n, s in sockets.items()}, network))
         made = plan(chosen)
+        addresses = {n: (network.address(n) if network else LOOPBACK, port_of(made, n)) for n in workers}
+        if network is not None:
+            made = on_hosts(made, network)
         self.watch = Watch()
         self.model = chosen.served_name
         self.router_grpc = made.admin
         self.base_url = made.base_url
         self.exits: list[Exit] = []
         self._cluster = Cluster(made, sink=self.watch, log_dir=log_dir)
-        self._proxies = {n: Proxy(s, port_of(made, n), self._pids) for n, s in sockets.items()}
-        self._own = {n: f"127.0.0.1:{port_of(made, n)}" for n in workers}
+        self._network = network
+        self._proxies = {n: Proxy(s, addresses[n], self._pids) for n, s in sockets.items()}
+        self._own = {n: f"{host}:{port}" for n, (host, port) in addresses.items()}
         self._down: set[str] = set()  # killed or paused, by a fault
-        self._paused_at: dict[str, float] = {}
+        self._stopped_at: dict[str, float] = {}
         self._http = httpx.AsyncClient(base_url=made.base_url, timeout=1.0)
 
     @property
@@ -84,8 +110,10 @@ class ChaosCluster:
         """Raises AssertionError if a process does not leave by itself."""
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
-        for name in self.names:  # where the run was cut short amid a pause
+        for name in self.names:  # where the run was cut short amid a fault
             self._signal_group(name, signal.SIGCONT)
+            if self._network is not None and name != "router":
+                self._network.plug(name)
         killed = await asyncio.to_thread(self._cluster.stop)
         for proxy in self._proxies.values():
             await proxy.close()
@@ -107,13 +135,23 @@ class ChaosCluster:
 
     def pause(self, name: str) -> None:
         self._down.add(name)
-        self._paused_at[name] = time.monotonic()
+        self._stopped_at[name] = time.monotonic()
         self._signal_group(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
         self._signal_group(name, signal.SIGCONT)
-        self._paused_at[name] = time.monotonic()
+        self._stopped_at[name] = time.monotonic()
         self._down.discard(name)
+
+    def unplug(self, name: str) -> None:
+        assert self._network is not None
+        self._stopped_at[name] = time.monotonic()
+        self._network.unplug(name)
+
+    def plug(self, name: str) -> None:
+        assert self._network is not None
+        self._network.plug(name)
+        self._stopped_at[name] = time.monotonic()
 
     def link(self, client: str, server: str) -> Link:
         return self._proxies[server].link(client)
@@ -170,7 +208,7 @@ class ChaosCluster:
             for name in self.names:
                 died = self._cluster.process(name).died()
                 if died is not None and name not in self._down:
-                    after_pause = time.monotonic() - self._paused_at.get(name, -1e9) < ABORTS_WITHIN_S
-                    self.exits.append(Exit(name, died.code, after_pause, died.tail))
+                    after_stop = time.monotonic() - self._stopped_at.get(name, -1e9) < ABORTS_WITHIN_S
+                    self.exits.append(Exit(name, died.code, after_stop, died.tail))
                     self._cluster.start(name)
             await asyncio.sleep(POLL_S)

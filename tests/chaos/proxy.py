@@ -65,10 +65,14 @@ class Proxy:
     `connect_s`: from a connection until its first byte passes."""
 
     def __init__(
-        self, listening: socket.socket, target_port: int, pids: Callable[[], Mapping[str, int]], connect_s: float = 0.0
+        self,
+        listening: socket.socket,
+        target: tuple[str, int],
+        pids: Callable[[], Mapping[str, int]],
+        connect_s: float = 0.0,
     ) -> None:
         self._socket = listening
-        self._target = ("127.0.0.1", target_port)
+        self._target = target
         self._pids = pids
         self._connect_s = connect_s
         self._links: dict[str, Link] = {}
@@ -120,7 +124,7 @@ class Proxy:
             await connection.close()
 
     async def _find(self, connection: "Connection") -> None:
-        client = await asyncio.to_thread(owner, connection.client_port, self._pids())
+        client = await asyncio.to_thread(owner, connection.client, self._pids())
         connection.belongs(self.link(client))
 
 
@@ -130,7 +134,7 @@ class Connection:
     def __init__(self, near: asyncio.StreamWriter) -> None:
         self._writers = [near]
         self._link: Link | None = None
-        self.client_port: int = near.get_extra_info("peername")[1]
+        self.client: tuple[str, int] = near.get_extra_info("peername")[:2]
 
     def add(self, far: asyncio.StreamWriter) -> None:
         self._writers.append(far)
@@ -180,7 +184,7 @@ async def first_of(pumps: Iterable[Coroutine[object, object, None]]) -> None:
 async def slow_way(target_port: int, connect_s: float) -> AsyncIterator[str]:
     """The address of a proxy in front of this port, every connection to which takes so long to begin."""
     listening = socket.create_server(("127.0.0.1", 0))
-    proxy = Proxy(listening, target_port, dict, connect_s)
+    proxy = Proxy(listening, ("127.0.0.1", target_port), dict, connect_s)
     await proxy.start()
     try:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
@@ -188,10 +192,12 @@ async def slow_way(target_port: int, connect_s: float) -> AsyncIterator[str]:
         await proxy.close()
 
 
-def owner(port: int, pids: Mapping[str, int]) -> str:
-    """The process that has a TCP connection from this local port; `OTHER` if none of them has."""
+def owner(client: tuple[str, int], pids: Mapping[str, int]) -> str:
+    """The process that has a TCP connection from this address and port; `OTHER` if none of them has."""
     for name, pid in pids.items():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has just been killed
-            if any(c.laddr and c.laddr.port == port and c.raddr for c in psutil.Process(pid).net_connections("tcp")):
+            if any(
+                c.laddr and tuple(c.laddr) == client and c.raddr for c in psutil.Process(pid).net_connections("tcp")
+            ):
                 return name
     return OTHER

@@ -39,7 +39,7 @@ class Exit:
 
     name: str
     code: int
-    after_pause: bool  # it had just been paused: its transport may end it then
+    after_stop: bool  # it had just been paused or without its cable: its transport may end it then
     tail: tuple[str, ...]
 
 
@@ -68,7 +68,7 @@ class Report:
 
     @property
     def aborts(self) -> list[Exit]:
-        return [e for e in self.exits if e.after_pause]
+        return [e for e in self.exits if e.after_stop]
 
     def defects(self) -> list[str]:
         """Everything that must not be; empty when the run is good."""
@@ -83,7 +83,7 @@ class Report:
             f"{e.error} without a fault: {e.message}" for e in self.exchanges if e.error and not self.explained(e)
         ]
         found += [f"left behind after quiet: {left}" for left in self.quiet if not left.clean]
-        found += [f"{e.name} ended with {e.code}: {' | '.join(e.tail[-5:])}" for e in self.exits if not e.after_pause]
+        found += [f"{e.name} ended with {e.code}: {' | '.join(e.tail[-5:])}" for e in self.exits if not e.after_stop]
         found += [f"{line.name} logs: {line.text}" for line in self.trouble]
         found += [f"not back: {name}" for name in self.not_back]
         found += ["no answer came through a hand-off"] if self.exchanges and not self.handed_off else []
@@ -135,7 +135,7 @@ class Report:
             "seconds until quiet, most": f"{max((q.after_s for q in self.quiet), default=0.0):.1f}",
             "new transfer generations": f"{self.generations} (doomed at the end: {last.doomed})",
             "faults amid a posted read": sum(h.amid_read for h in self.happened),
-            "processes ended by their transport after a pause": len(self.aborts),
+            "processes ended by their transport after a pause or a pulled cable": len(self.aborts),
             "processes ended otherwise, unasked": len(self.exits) - len(self.aborts),
             "errors in the logs": len(self.trouble),
         }

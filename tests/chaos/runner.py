@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.load import Load, Question
+from tests.chaos.network import Network
 from tests.chaos.quiet import settle
 from tests.chaos.report import Happened, Report
 from tests.chaos.schedule import WORKERS, Fault, Kind, Point
@@ -34,13 +35,14 @@ async def run(
     round_faults: int = 10,
     say: Say = lambda text: None,
     after_round: Callable[[], None] = lambda: None,
+    network: Network | None = None,
 ) -> None:
     """`faults` one after another; after each `round_faults` of them the load rests and nothing may be left.
 
     `report` is complete after every round, when `after_round` is called, and at the end, also where the run is cancelled or
     breaks. Raises AssertionError if the cluster is wrong without any fault or does not leave when it is asked to."""
     seed = report.seed
-    async with ChaosCluster(model, workers, log_dir) as cluster:
+    async with ChaosCluster(model, workers, log_dir, network) as cluster:
         load = Load(cluster.base_url, cluster.model, seed, known, clients)
         runner = Runner(cluster, load, report, random.Random(seed), say)
         try:
@@ -106,18 +108,20 @@ class Runner:
                 break
             await asyncio.sleep(0.01)
         if fault.point is Point.READING:
-            return await self._catch_read(fault.victims[0])
+            return await self._catch_read(fault)
         await asyncio.sleep(fault.delay_s)
         return False
 
-    async def _catch_read(self, victim: str) -> bool:
-        """A READ takes milliseconds. So the process is stopped for a moment again and again, until one is found posted."""
-        cluster, until = self._cluster, time.monotonic() + CATCH_S
+    async def _catch_read(self, fault: Fault) -> bool:
+        """A READ takes milliseconds. So the worker is stopped for a moment again and again, until one is found posted."""
+        cluster, victim, until = self._cluster, fault.victims[0], time.monotonic() + CATCH_S
+        unplugged = fault.kind is Kind.UNPLUG
+        stop, go = (cluster.unplug, cluster.plug) if unplugged else (cluster.pause, cluster.resume)
         while time.monotonic() < until:
-            cluster.pause(victim)
+            stop(victim)
             if await cluster.reads_posted():
                 return True
-            cluster.resume(victim)
+            go(victim)
             await asyncio.sleep(0.02)
         return False
 
@@ -131,6 +135,10 @@ class Runner:
             cluster.pause(*fault.victims)
             await asyncio.sleep(fault.lasts_s)
             cluster.resume(*fault.victims)
+        elif fault.kind is Kind.UNPLUG:
+            cluster.unplug(*fault.victims)
+            await asyncio.sleep(fault.lasts_s)
+            cluster.plug(*fault.victims)
         else:
             link = cluster.link(*fault.victims)
             link.stall() if fault.kind is Kind.STALL else link.cut()

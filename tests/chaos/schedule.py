@@ -11,6 +11,7 @@ class Kind(enum.StrEnum):
     PAUSE = "pause"  # SIGSTOP to front and engine, SIGCONT after `lasts_s`
     STALL = "stall"  # a link takes bytes and delivers none, as behind a switch that is gone
     CUT = "cut"  # a link's connections are reset, new ones too
+    UNPLUG = "unplug"  # a worker's network cable is out: sessions and READs stop, nothing is reset
 
 
 class Point(enum.StrEnum):
@@ -20,7 +21,7 @@ class Point(enum.StrEnum):
     PREFILLING = "before the first token"
     DECODING = "amid an answer"
     READING = (
-        "amid a read"  # faults of a prefill process only: a decode worker has posted READs from some prefill worker
+        "amid a read"  # faults of a prefill worker only: a decode worker has posted READs from some prefill worker
     )
 
 
@@ -51,7 +52,14 @@ DECK: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     *((kind, (role,)) for kind in (Kind.KILL, Kind.PAUSE) for role in PROCESSES),
     *((kind, link) for kind in (Kind.STALL, Kind.CUT) for link in LINKS),
 )
-LASTS_S = {Kind.KILL: (0.1, 2.0), Kind.PAUSE: (0.5, 9.0), Kind.STALL: (0.5, 7.0), Kind.CUT: (0.2, 5.0)}
+UNPLUGGED: tuple[tuple[Kind, tuple[str, ...]], ...] = ((Kind.UNPLUG, ("prefill",)), (Kind.UNPLUG, ("decode",)))
+LASTS_S = {
+    Kind.KILL: (0.1, 2.0),
+    Kind.PAUSE: (0.5, 9.0),
+    Kind.STALL: (0.5, 7.0),
+    Kind.CUT: (0.2, 5.0),
+    Kind.UNPLUG: (0.5, 7.0),
+}
 
 
 def schedule(
@@ -84,5 +92,5 @@ def schedule(
 
 
 def points(kind: Kind, roles: tuple[str, ...]) -> list[Point]:
-    """A read ends with the process that it reads from, not with a link."""
-    return [p for p in Point if p is not Point.READING or (roles == ("prefill",) and kind in (Kind.KILL, Kind.PAUSE))]
+    """A read ends with the process that it reads from, or its cable, not with a session's link."""
+    return [p for p in Point if p is not Point.READING or roles == ("prefill",)]

@@ -186,7 +186,7 @@ def test_one_at_a_time(clock: Clock) -> None:
     assert r.g.in_flight.posts == 0
 
 
-def test_a_generation_that_cannot_be_opened_is_tried_again(clock: Clock) -> None:
+def test_a_generation_that_cannot_be_opened_is_tried_again(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     r = Reader()
     r.fail_next = "no device"
     doom(r, size=128)
@@ -194,6 +194,11 @@ def test_a_generation_that_cannot_be_opened_is_tried_again(clock: Clock) -> None
     r.pull("other", "q", 8)
     r.done(1)
     assert r.ended == {"other": True}, "the old one serves on"
+    clock.now += 1.1
+    r.turn()
+    assert [m for m in caplog.messages if "no device" in m] == [m for m in caplog.messages if "cannot be opened" in m][
+        :1
+    ]
     r.fail_next = ""
     r.turn()
     assert r.g.current.number == 1, "not at once again"

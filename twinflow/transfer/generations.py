@@ -65,6 +65,7 @@ class Generations:
         self._path_rule = path_rule
         self._known: dict[PeerKey, PeerArena] = {}
         self._retry_at = 0.0
+        self._refused = ""  # why the newest attempt to open one failed
         self._retiring_since = 0.0
         self.retiring: Generation | None = None
         self.current = self._generation(1, transport)
@@ -134,8 +135,11 @@ class Generations:
             transport = self._reopen(number)
         except TransferError as e:
             self._retry_at = time.monotonic() + RETRY_S
-            log.error("transfer generation %d could not be opened (%s): %s", number, why, e)
+            if str(e) != self._refused:  # where its network is gone, say, every second for as long as that takes
+                log.warning("transfer generation %d cannot be opened, trying on (%s): %s", number, why, e)
+            self._refused = str(e)
             return False
+        self._refused = ""
         log.warning("transfer generation %d is opened in %.3f s: %s", number, time.monotonic() - began, why)
         self.retiring, self._retiring_since = self.current, time.monotonic()
         self.current = self._generation(number, transport)
