@@ -29,8 +29,11 @@ INTERPRETER_WARNINGS = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
+            if item.get_closest_marker("slow_interpreted") and "interpreter" in item.name:
+                item.add_marker(pytest.mark.slow)
             for warning in INTERPRETER_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))

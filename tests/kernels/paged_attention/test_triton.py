@@ -84,7 +84,7 @@ def test_any_number_of_programs_gives_the_same(programs: int, mixed: bool, devic
     assert got[len(DECODE) :].isnan().all()
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("splits", [1, 2, pytest.param(8, marks=pytest.mark.slow_interpreted)])
 def test_any_number_of_splits_gives_the_same(splits: int, device: str) -> None:
     case = Case.random(MIXED, 4, 2, 32, 16, device)
     expected = case.run(reference)
@@ -104,7 +104,11 @@ def test_gate(work: list[tuple[int, int]], device: str) -> None:
     assert relative_error(case.run(fast, gate), case.run(reference, gate)) < 1e-5
 
 
-SHARED = [([6, 5, 9, 6], [0, 1, 2, 0, 1, 0, 2]), ([5, 20], [0, 1, 0, 1, 1]), ([4], [0] * 40)]
+SHARED = [
+    ([6, 5, 9, 6], [0, 1, 2, 0, 1, 0, 2]),
+    ([5, 20], [0, 1, 0, 1, 1]),
+    pytest.param([4], [0] * 40, marks=pytest.mark.slow_interpreted),
+]
 
 
 @pytest.mark.parametrize(("prefixes", "groups"), SHARED, ids=("three", "two", "many rows"))
