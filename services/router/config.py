@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.router.admission.gate import GateSettings
 from services.router.schedule.base import Policy
 from services.router.schedule.policies import policy_named
 from twinflow.contracts.errors import BadRequest
@@ -40,7 +41,19 @@ class RouterConfig:
         1 << 30, "of the index of what workers hold, reserved as it fills; the oldest entries go first"
     )
     stall_s: float = setting(10.0, "a worker with running requests that made no step for so long hangs: they are moved")
-    max_requests: int = setting(1024, "generations at once; more are shed with 429")
+    max_requests: int = setting(1024, "generations at once; more wait in the queue")
+    api_keys: str = setting("", "TOML file with API keys and their limits, followed while it changes; without one anybody may "
+                            "ask, without limits")  # fmt: skip
+    keys_reload_s: float = setting(2.0, "how often the router looks whether that file has changed")
+    queue_requests: int = setting(1024, "requests that wait here while workers have no room; one more, and the key that has "
+                                  "most waiting loses its last with 429; 0 = none waits")  # fmt: skip
+    queue_s: float = setting(30.0, "a request that waited here for so long gets 504; less than proxies before the router wait "
+                             "for a first byte, often 60 s")  # fmt: skip
+    worker_queue_s: float = setting(1.0, "prompts of so many seconds may wait at a worker, more are kept here: "
+                                    "little, for only here the order is fair; enough to keep workers busy")  # fmt: skip
+    priority_s: float = setting(
+        5.0, "a request goes before others of its key that came so much earlier, per step of priority"
+    )
     max_body_bytes: int = setting(32 << 20, "of one HTTP body")
     max_prompts: int = setting(64, "choices of one request: prompts × n")
     default_max_tokens: int = setting(1024, "of a chat reply when the client sets none, or what room is left if less")
@@ -55,7 +68,7 @@ class RouterConfig:
     admin_s: float = setting(3.0, "an admin call waits for the answer of each worker for so long")
     shutdown_s: float = setting(10.0, "running requests may finish for this long on SIGTERM")
     buffer_tokens: int = setting(4096, "unread tokens of one request before its client counts as slow")
-    retry_after_s: int = setting(1, "told to clients with 429 and 503")
+    retry_after_s: int = setting(1, "told to clients that may try again, where nothing better is known")
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -64,6 +77,16 @@ class RouterConfig:
             raise BadRequest("local_max_tokens must be 0 or more, the default lengths 1 or more")
         if self.index_bytes < 1 or self.stall_s <= 0:
             raise BadRequest(f"index_bytes={self.index_bytes} and stall_s={self.stall_s} must be more than 0")
+        if self.max_requests < 1 or self.queue_requests < 0 or self.retry_after_s < 1:
+            raise BadRequest(
+                f"max_requests={self.max_requests} and retry_after_s={self.retry_after_s} must be 1 or more, "
+                f"queue_requests={self.queue_requests} 0 or more"
+            )
+        if min(self.queue_s, self.worker_queue_s, self.keys_reload_s) <= 0 or self.priority_s < 0:
+            raise BadRequest(
+                f"queue_s={self.queue_s:g}, worker_queue_s={self.worker_queue_s:g} and keys_reload_s={self.keys_reload_s:g} "
+                f"must be more than 0, priority_s={self.priority_s:g} 0 or more"
+            )
         policy_named(self.policy)
 
     @property
@@ -73,6 +96,16 @@ class RouterConfig:
     @property
     def scheduling(self) -> Policy:
         return policy_named(self.policy, local_max_tokens=self.local_max_tokens, fingerprint=self.fingerprint)
+
+    @property
+    def gate(self) -> GateSettings:
+        return GateSettings(
+            max_requests=self.max_requests,
+            queue_requests=self.queue_requests,
+            queue_s=self.queue_s,
+            priority_s=self.priority_s,
+            retry_after_s=self.retry_after_s,
+        )
 
     @property
     def times(self) -> SessionTimes:

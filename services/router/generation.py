@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from services.router.admission.base import ANONYMOUS, Gate, KeyFacts, Permit, Quotas, Refusal, Shed, ShedReason
 from services.router.config import RouterConfig
 from services.router.dispatch.base import SlowClient, WorkerLost
 from services.router.dispatch.dispatcher import Dispatcher
@@ -24,12 +25,13 @@ from services.router.schedule.choose import choose
 from services.router.schedule.explain import Decisions
 from services.router.schedule.filters import usable_decoders
 from services.router.schedule.limits import reply_tokens
+from services.router.schedule.predict import first_token_s
 from services.router.text.reply import Piece, Reply
 from services.router.text.tokenizer import ModelText
 from services.router.view.breakers import is_fault
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import Key, View
-from twinflow.contracts.errors import DeadlineExceeded, Overloaded, TwinflowError
+from twinflow.contracts.errors import DeadlineExceeded, TwinflowError
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, SamplingParams
 
@@ -49,6 +51,13 @@ class Job:
     stops: tuple[str, ...] = ()
     cache_salt: str = ""
     pinned: str = ""  # why the reply cannot go on elsewhere once it has begun, if it cannot
+    key: KeyFacts = field(default_factory=lambda: KeyFacts(ANONYMOUS))  # of whoever asks
+    priority: int = 0
+
+    @property
+    def tenant(self) -> str:
+        """Of its cached prefixes."""
+        return self.key.cache_tenant(self.cache_salt)
 
 
 @dataclass(slots=True)
@@ -66,6 +75,7 @@ class Outcome:
     max_tokens: int = 0  # of the reply, once a worker was chosen
     sent: list[int] = field(default_factory=list)  # tokens of the reply so far, whatever worker they came from
     too_slow: bool = False  # the client left too much unread
+    permit: Permit | None = None  # once it was let through
 
     @property
     def cached_tokens(self) -> int:
@@ -78,9 +88,10 @@ class Outcome:
 
 class Generator:
     def __init__(
-        self, config: RouterConfig, text: ModelText, view: View, dispatcher: Dispatcher, metrics: Metrics
+        self, config: RouterConfig, text: ModelText, view: View, dispatcher: Dispatcher, metrics: Metrics, gate: Gate
     ) -> None:
         self._config = config
+        self._gate = gate
         self._text = text
         self._view = view
         self._dispatcher = dispatcher
@@ -97,7 +108,7 @@ class Generator:
     async def run(self, job: Job, outcome: Outcome) -> AsyncGenerator[Piece, None]:
         """Pieces until one has `finish`. Raises the request's error, also after some pieces."""
         async with self._counted(outcome):
-            prompt = PromptKeys(pack_tokens(job.prompt), cache_salt=job.cache_salt)
+            prompt = PromptKeys(pack_tokens(job.prompt), job.tenant, job.cache_salt)
             recovery = Recovery(job.pinned)
             stop_ids = frozenset(job.sampling.stop_token_ids) | frozenset(self._text.eos_token_ids)
             reply = Reply(self._text, job.stops, stop_ids)
@@ -130,9 +141,7 @@ class Generator:
 
     @asynccontextmanager
     async def _counted(self, outcome: Outcome) -> AsyncIterator[None]:
-        """Admission and the account of how it ended."""
-        if self._running >= self._config.max_requests:
-            raise Overloaded(f"{self._running} requests are running, the most this router takes; try again later")
+        """The account of how it ended."""
         self._running += 1
         self._metrics.in_flight.inc()
         result = "cancelled"
@@ -174,11 +183,27 @@ class Generator:
             max_tokens = reply_tokens(records, keys.tokens, job.default_tokens)
             route = dataclasses.replace(route, max_tokens=max_tokens)
         choice = choose(snapshot, route, self._policy)
+        if outcome.attempts == 1:
+            self._check_slo(job.key, choice, outcome)  # before anything is charged
         outcome.max_tokens = choice.max_tokens + sent
         self._metrics.chosen(choice)
         self.decisions.add(attempt_id(job, outcome), keys.tokens, choice)
         self._view.charge(attempt_id(job, outcome), choice, keys)
+        if outcome.attempts == 1 and outcome.permit is not None:
+            self._gate.placed(outcome.permit.id)
         return choice
+
+    def _check_slo(self, key: KeyFacts, choice: Choice, outcome: Outcome) -> None:
+        """A first token that would come too late is not worth anybody's time. Raises Shed."""
+        predicted_s = first_token_s(choice.terms)
+        if key.slo_ttft_s is None or predicted_s is None:
+            return
+        ttft_s = time.monotonic() - outcome.started_at + predicted_s
+        if ttft_s > key.slo_ttft_s:
+            told = f"its first token would come after {ttft_s:.2f} s, key {key.name} allows {key.slo_ttft_s:g} s"
+            self._metrics.shed_one(key.name, ShedReason.SLO)
+            quotas = outcome.permit.quotas if outcome.permit is not None else Quotas()
+            raise Shed(Refusal(told, ShedReason.SLO, key.name, ttft_s - key.slo_ttft_s, quotas))
 
     async def _attempt(
         self, job: Job, prompt: PromptKeys, choice: Choice, outcome: Outcome, reply: Reply

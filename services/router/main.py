@@ -14,14 +14,19 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from grpc import aio
 
 from services.router.admin.servicer import AdminService
+from services.router.admission.cluster import Cluster
+from services.router.admission.gate import GateEvents, LocalGate
+from services.router.admission.keys import KeyBook
 from services.router.config import RouterConfig, read_config
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.link import LinkSettings
+from services.router.entry import Entry
 from services.router.generation import Generator
 from services.router.http.api import Api
 from services.router.http.app import build_app
@@ -47,7 +52,7 @@ class Router:
     """`start`, then `http_address` and `grpc_address` are set; `stop` in the end, once."""
 
     def __init__(self, config: RouterConfig) -> None:
-        """Reads the model's folder. Raises ModelError."""
+        """Reads the model's folder and the API keys. Raises ModelError, and BadRequest for keys that cannot be read."""
         self.config = config
         self.metrics = Metrics()
         self.view = View(ViewSettings(config.index_bytes, config.stall_s))
@@ -59,12 +64,19 @@ class Router:
             buffer_tokens=config.buffer_tokens,
         )
         self.dispatcher = Dispatcher(self.registry, self.view, settings)
-        self.generator = Generator(config, text, self.view, self.dispatcher, self.metrics)
+        self.keys = KeyBook(Path(config.api_keys) if config.api_keys else None)
+        cluster = Cluster(self.view, config.model_name, config.scheduling, config.worker_queue_s)
+        told = GateEvents(self.metrics.queue_wait.observe, self.metrics.shed_one, self.metrics.left)
+        self.gate = LocalGate(config.gate, cluster.look, cluster.check_fits, time.monotonic, told)
+        self.generator = Generator(config, text, self.view, self.dispatcher, self.metrics, self.gate)
+        self.metrics.watch_queue(lambda: self.gate.waiting, lambda: self.gate.waiting_tokens)
+        self.metrics.watch_keys(lambda: self.keys.failed_reloads)
         self.metrics.watch_workers(self.view.counts, self.view.index_entries)
         self.metrics.watch_registry(lambda: self.registry.up, lambda: len(self.registry.records()))
         self.admin = AdminService(self.view, text, config.admin_s)
-        api = Api(config, text, self.generator, created=int(time.time()))
-        self.app = build_app(api, self.view, self.generator, self.metrics)
+        entry = Entry(self.gate, self.view, config.model_name, config.scheduling)
+        api = Api(config, text, self.generator, entry, created=int(time.time()))
+        self.app = build_app(api, self.view, self.generator, self.metrics, self.keys, lambda: self.gate.waiting)
         self.http_address = ""
         self.grpc_address = ""
 
@@ -76,6 +88,7 @@ class Router:
         await self._grpc.start(self._add_services, services_of(config))
         self._watching = asyncio.create_task(self.registry.run(), name="registry")
         self._dispatching = asyncio.create_task(self.dispatcher.run(), name="dispatcher")
+        self._following = asyncio.create_task(self.keys.watch(config.keys_reload_s), name="keys")
         options = uvicorn.Config(
             self.app,
             log_level="warning",
@@ -103,7 +116,7 @@ class Router:
         """No new requests; running ones get `shutdown_s`, then are cancelled at their workers."""
         self._http.should_exit = True
         await asyncio.gather(self._serving, return_exceptions=True)
-        for task in (self._dispatching, self._watching):
+        for task in (self._dispatching, self._watching, self._following):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await self._grpc.stop(0.5)
@@ -111,7 +124,7 @@ class Router:
 
     async def wait(self) -> None:
         """Returns, or raises, only when a part has ended by itself."""
-        parts = {self._serving, self._dispatching, self._watching}
+        parts = {self._serving, self._dispatching, self._watching, self._following}
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

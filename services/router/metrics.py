@@ -6,16 +6,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from services.router.admission.base import ANONYMOUS, ShedReason
 from services.router.schedule.base import Choice, ChoiceKind
 from twinflow.contracts.requests import RequestStats
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ERROR_TOKENS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
+_WAIT_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+MAX_KEYS = 64  # of API keys with series of their own
 
 
 class Metrics:
     def __init__(self) -> None:
+        self._keys: set[str] = set()
         self.registry = CollectorRegistry()
         r = self.registry
         self.requests = Counter(
@@ -45,6 +51,43 @@ class Metrics:
             "twinflow_router_hit_error_tokens", "Predicted hits beside those found", ["hit", "direction"],
             buckets=_ERROR_TOKENS, registry=r,
         )  # fmt: skip
+
+        self.queue_wait = Histogram(
+            "twinflow_router_queue_wait_seconds", "Wait for room at the workers", buckets=_WAIT_S, registry=r
+        )
+        self.shed = Counter("twinflow_router_shed", "Requests not taken", ["reason", "key"], registry=r)
+        self.key_requests = Counter(
+            "twinflow_router_key_requests", "Requests that were let through and have ended", ["key"], registry=r
+        )
+        self.key_tokens = Counter("twinflow_router_key_tokens", "Tokens that they used", ["key"], registry=r)
+
+    def watch_queue(self, requests: Callable[[], int], tokens: Callable[[], int]) -> None:
+        """Reads the gate at every scrape."""
+        gauge = Gauge("twinflow_router_queue_requests", "Requests that wait", registry=self.registry)
+        gauge.set_function(requests)
+        gauge = Gauge("twinflow_router_queue_tokens", "Tokens that they may take", registry=self.registry)
+        gauge.set_function(tokens)
+
+    def watch_keys(self, failed_reloads: Callable[[], int]) -> None:
+        gauge = Gauge(
+            "twinflow_router_keys_failed_reloads", "Changed key files that could not be used", registry=self.registry
+        )
+        gauge.set_function(failed_reloads)
+
+    def shed_one(self, key: str, why: ShedReason) -> None:
+        self.shed.labels(why.value, self._key(key)).inc()
+
+    def left(self, key: str, tokens: int) -> None:
+        self.key_requests.labels(self._key(key)).inc()
+        self.key_tokens.labels(self._key(key)).inc(tokens)
+
+    def _key(self, name: str) -> str:
+        """A bounded number of them: names come and go with the operator's file."""
+        if name not in self._keys and name != ANONYMOUS:
+            if len(self._keys) >= MAX_KEYS:
+                return "other"
+            self._keys.add(name)
+        return name
 
     def watch_workers(self, counts: Callable[[], Mapping[str, int]], entries: Callable[[], Mapping[str, int]]) -> None:
         """Reads the view at every scrape."""

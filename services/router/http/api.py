@@ -13,8 +13,11 @@ from urllib.parse import quote
 
 from fastapi import Request
 
+from services.router.admission.base import KeyFacts
 from services.router.config import RouterConfig
+from services.router.entry import Entry
 from services.router.generation import Generator, Job, Outcome
+from services.router.http.access import quota_headers
 from services.router.http.events import StreamLimits
 from services.router.http.fields import GenerationFields
 from services.router.schedule.base import ChoiceKind
@@ -31,6 +34,7 @@ class Api:
     config: RouterConfig
     text: ModelText
     generator: Generator
+    entry: Entry
     created: int  # unix seconds, of the models list
 
     @property
@@ -44,6 +48,7 @@ class Api:
         prompts: Sequence[Sequence[int]],
         logprobs: int | None,
         default_tokens: int,
+        key: KeyFacts,
     ) -> list[Job]:
         """`n` for each prompt, in order of the choices. The samples of one prompt share a seed and differ in their index."""
         count, text = len(prompts) * fields.n, self.text
@@ -51,7 +56,10 @@ class Api:
             raise BadRequest(
                 f"n: at most {self.config.max_prompts} choices in one request, asked for {count}", param="n"
             )
-        limit = fields.reply_limit()
+        if fields.priority > key.max_priority:
+            most = f"{key.max_priority}, the most that key {key.name} may use"
+            raise BadRequest(f"priority: {fields.priority} is above {most}", param="priority")
+        limit, stops = fields.reply_limit(), fields.stop_strings()
         jobs: list[Job] = []
         for prompt in map(tuple, prompts):
             sampling = fields.sampling(
@@ -60,7 +68,8 @@ class Api:
             for i in range(fields.n):
                 job_id = id if count == 1 else f"{id}-{len(jobs)}"
                 one = dataclasses.replace(sampling, sample_index=i)
-                jobs.append(Job(job_id, prompt, one, limit, default_tokens, fields.stop_strings(), fields.cache_salt))
+                job = Job(job_id, prompt, one, limit, default_tokens, stops, fields.cache_salt)
+                jobs.append(dataclasses.replace(job, key=key, priority=fields.priority))
         return jobs
 
 
@@ -148,7 +157,13 @@ def decision_headers(outcomes: Sequence[Outcome]) -> dict[str, str]:
         for name, value in zip(told, (*values, stats.prefill_worker or remote), strict=True):
             if value:
                 told[name][quote(value, safe=" ()/:,;=")] = None
-    return {f"x-twinflow-{name}": ",".join(values) for name, values in told.items() if values}
+    quotas = quota_headers(outcomes[0].permit.quotas) if outcomes[0].permit is not None else {}
+    return quotas | {f"x-twinflow-{name}": ",".join(values) for name, values in told.items() if values}
+
+
+def held(outcomes: Sequence[Outcome]) -> bool:
+    """It still waits to be let through to the workers."""
+    return outcomes[0].permit is None
 
 
 def wants_stats(request: Request) -> bool:

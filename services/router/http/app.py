@@ -1,8 +1,12 @@
 """The FastAPI application, built from its parts; no state of its own."""
 
-from fastapi import FastAPI
+from collections.abc import Callable
 
+from fastapi import Depends, FastAPI
+
+from services.router.admission.keys import KeyBook
 from services.router.generation import Generator
+from services.router.http.access import access
 from services.router.http.api import Api
 from services.router.http.chat import chat_routes
 from services.router.http.completions import completion_routes
@@ -17,16 +21,22 @@ from services.router.metrics import Metrics
 from services.router.view.view import View
 
 
-def build_app(api: Api, view: View, generator: Generator, metrics: Metrics) -> FastAPI:
+def build_app(
+    api: Api, view: View, generator: Generator, metrics: Metrics, book: KeyBook, waiting: Callable[[], int]
+) -> FastAPI:
+    """`waiting`: requests in the queue."""
     app = FastAPI(title="Twinflow router", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json")
     serve(app)
     install(app, metrics, api.config.retry_after_s)
-    app.include_router(chat_routes(api))
-    app.include_router(completion_routes(api))
-    app.include_router(response_routes(api))
-    app.include_router(token_routes(api, lambda: longest_tokens(view, api.config.model_name)))
-    app.include_router(model_routes(api, view))
-    app.include_router(refused_routes())
+    for routes in (
+        chat_routes(api),
+        completion_routes(api),
+        response_routes(api),
+        token_routes(api, lambda: longest_tokens(view, api.config.model_name)),
+        model_routes(api, view),
+        refused_routes(),
+    ):
+        app.include_router(routes, dependencies=[Depends(access(book))])
     app.include_router(explain_routes(api.config.admin_token, generator.decisions))
-    app.include_router(health_routes(api.config, view, generator, metrics))
+    app.include_router(health_routes(api.config, view, generator, metrics, waiting))
     return app

@@ -11,11 +11,13 @@ from pydantic import Field, StrictBool
 from starlette.responses import Response
 
 from services.router.generation import Job, Outcome
+from services.router.http.access import key_of
 from services.router.http.api import (
     Api,
     Finished,
     collect_all,
     decision_headers,
+    held,
     merge,
     new_id,
     stats,
@@ -59,11 +61,12 @@ def chat_routes(api: Api) -> APIRouter:
         fields = await read_body(request, ChatFields, api.config.model_name, api.config.max_body_bytes)
         id = request.state.id = new_id("chatcmpl")
         chat = await render_chat(api, fields)
-        jobs = api.jobs(id, fields, [chat.prompt], fields.wanted_logprobs(), api.config.default_max_tokens)
+        logprobs, default = fields.wanted_logprobs(), api.config.default_max_tokens
+        jobs = api.jobs(id, fields, [chat.prompt], logprobs, default, key_of(request))
         answer = ChatAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:
-                return await open_events(request, answer.events(jobs), api.limits, answer.headers)
+                return await open_events(request, answer.events(jobs), api.limits, answer.headers, answer.held)
             body = await unless_gone(request, answer.body(jobs))
         except TooLong as e:
             raise TooLong(e.message, param="messages" if e.param == "prompt" else e.param) from None
@@ -86,8 +89,12 @@ class ChatAnswer:
     def headers(self) -> dict[str, str]:
         return {"x-request-id": self._head["id"]} | decision_headers(self._outcomes)
 
+    def held(self) -> bool:
+        return held(self._outcomes)
+
     async def body(self, jobs: Sequence[Job]) -> dict[str, Any]:
-        done = await collect_all(self._runs(jobs))
+        async with self._api.entry.admitted(jobs, self._outcomes):
+            done = await collect_all(self._runs(jobs))
         choices = [self._choice(i, d) for i, d in enumerate(done)]
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": choices, "usage": self._usage()} | self._stats()
@@ -96,7 +103,7 @@ class ChatAnswer:
         with_usage = self._fields.stream_options is not None and self._fields.stream_options.include_usage
         deltas = [Deltas(parser) for parser in self._parsers]
         running = len(jobs)
-        async with aclosing(merge(self._runs(jobs))) as pieces:
+        async with self._api.entry.admitted(jobs, self._outcomes), aclosing(merge(self._runs(jobs))) as pieces:
             async for i, piece in pieces:
                 running -= piece.finish is not None
                 sent = deltas[i].push(piece)

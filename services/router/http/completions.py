@@ -10,8 +10,10 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.responses import Response
 
+from services.router.admission.base import KeyFacts
 from services.router.generation import Job, Outcome
-from services.router.http.api import Api, collect_all, decision_headers, merge, new_id, stats, usage, wants_stats
+from services.router.http.access import key_of
+from services.router.http.api import Api, collect_all, decision_headers, held, merge, new_id, stats, usage, wants_stats
 from services.router.http.events import DONE, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, known_ids
 from services.router.http.parse import read_body
@@ -48,17 +50,17 @@ def completion_routes(api: Api) -> APIRouter:
     async def completions(request: Request) -> Response:
         fields = await read_body(request, CompletionFields, api.config.model_name, api.config.max_body_bytes)
         id = request.state.id = new_id("cmpl")
-        jobs = await make_jobs(api, id, fields)
+        jobs = await make_jobs(api, id, fields, key_of(request))
         outcomes = [Outcome(prompt_tokens=len(job.prompt)) for job in jobs]
         answer = CompletionAnswer(api, id, fields, outcomes, wants_stats(request))
         if fields.stream:
-            return await open_events(request, answer.events(jobs), api.limits, answer.headers)
+            return await open_events(request, answer.events(jobs), api.limits, answer.headers, answer.held)
         return JSONResponse(await unless_gone(request, answer.body(jobs)), headers=answer.headers())
 
     return routes
 
 
-async def make_jobs(api: Api, id: str, fields: CompletionFields) -> list[Job]:
+async def make_jobs(api: Api, id: str, fields: CompletionFields, key: KeyFacts) -> list[Job]:
     prompts = fields.prompts(api.config.max_prompts)
     all_ids = []
     for i, prompt in enumerate(prompts):
@@ -70,7 +72,7 @@ async def make_jobs(api: Api, id: str, fields: CompletionFields) -> list[Job]:
         if not ids:
             raise BadRequest(f"{where} is empty", param="prompt")
         all_ids.append(ids)
-    return api.jobs(id, fields, all_ids, fields.logprobs, api.config.default_completion_tokens)
+    return api.jobs(id, fields, all_ids, fields.logprobs, api.config.default_completion_tokens, key)
 
 
 class CompletionAnswer:
@@ -91,7 +93,8 @@ class CompletionAnswer:
         }
 
     async def body(self, jobs: Sequence[Job]) -> dict[str, Any]:
-        done = await collect_all([self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)])
+        async with self._api.entry.admitted(jobs, self._outcomes):
+            done = await collect_all([self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)])
         choices = [self._choice(i, d.text, d.tokens, d.finish) for i, d in enumerate(done)]
         return {**self._head, "choices": choices, "usage": usage(self._outcomes, self._fields.n)} | self._stats()
 
@@ -99,7 +102,7 @@ class CompletionAnswer:
         with_usage = self._fields.stream_options is not None and self._fields.stream_options.include_usage
         running = len(jobs)
         runs = [self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)]
-        async with aclosing(merge(runs)) as pieces:
+        async with self._api.entry.admitted(jobs, self._outcomes), aclosing(merge(runs)) as pieces:
             async for i, piece in pieces:
                 running -= piece.finish is not None
                 last = not running and not with_usage
@@ -108,6 +111,9 @@ class CompletionAnswer:
         if with_usage:
             yield event({**self._head, "choices": [], "usage": usage(self._outcomes, self._fields.n)} | self._stats())
         yield DONE
+
+    def held(self) -> bool:
+        return held(self._outcomes)
 
     def headers(self) -> dict[str, str]:
         return {"x-request-id": self._head["id"]} | decision_headers(self._outcomes)

@@ -10,6 +10,8 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from services.router.admission.base import Shed
+from services.router.http.access import refusal_headers
 from services.router.metrics import Metrics
 from twinflow.contracts.errors import BadRequest, Internal, TwinflowError, Unsupported
 
@@ -21,12 +23,12 @@ _UNION_TAG = re.compile(
 
 def error_body(error: TwinflowError) -> dict[str, Any]:
     kind = _TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.reason}}
+    why = {"reason": error.refusal.why.value} if isinstance(error, Shed) else {}
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.reason, **why}}
 
 
 def error_response(error: TwinflowError, retry_after_s: int, request_id: str = "") -> JSONResponse:
-    headers = {"retry-after": str(retry_after_s)} if error.http_status in (429, 503) else {}
-    headers |= {"x-request-id": request_id} if request_id else {}
+    headers = refusal_headers(error, retry_after_s) | ({"x-request-id": request_id} if request_id else {})
     return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
 
 

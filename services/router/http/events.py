@@ -69,14 +69,22 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def open_events(
-    request: Request, events: Events, limits: StreamLimits, headers: Callable[[], dict[str, str]]
+    request: Request,
+    events: Events,
+    limits: StreamLimits,
+    headers: Callable[[], dict[str, str]],
+    held: Callable[[], bool] = lambda: False,
 ) -> Response:
-    """Raises what the events raise before their first one. `headers` are asked for when the stream opens."""
+    """Raises what the events raise before their first one. `headers` are asked for when the stream opens; it does not while the
+    request is `held`, so that being shed has its own status however long it took."""
     first = asyncio.ensure_future(anext(events))
     left = asyncio.ensure_future(gone(request.receive))
     opened = False
     try:
-        await asyncio.wait({first, left}, timeout=limits.keep_alive_s, return_when=asyncio.FIRST_COMPLETED)
+        while True:
+            await asyncio.wait({first, left}, timeout=limits.keep_alive_s, return_when=asyncio.FIRST_COMPLETED)
+            if first.done() or left.done() or not held():
+                break
         if left.done() and not first.done():
             raise Cancelled("the client left")
         if first.done():

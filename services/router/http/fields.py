@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+from services.router.admission.keys import MAX_PRIORITY
 from services.router.text.defaults import SamplingDefaults
 from twinflow.contracts.errors import BadRequest, Unsupported
 from twinflow.contracts.requests import SamplingParams
@@ -39,7 +40,7 @@ UNSUPPORTED = frozenset(
         *("audio", "function_call", "functions", "prediction", "reasoning_effort", "verbosity", "web_search_options"),
         *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "use_beam_search"),
         *("adapter", "images", "input_audio", "lora_name", "lora_path", "lora_request", "mm_processor_kwargs"),
-        *("prompt_cache_key", "safety_identifier", "length_penalty", "prompt_logprobs", "lora", "priority"),
+        *("prompt_cache_key", "safety_identifier", "length_penalty", "prompt_logprobs", "lora"),
     }
 )
 
@@ -75,6 +76,7 @@ class GenerationFields(BaseModel):
     ignore_eos: StrictBool = False
     cache_salt: Annotated[str, Field(max_length=1024)] = ""
     user: StrictStr | None = None
+    priority: Annotated[StrictInt, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
     def reply_limit(self) -> int | None:
         return self.max_tokens

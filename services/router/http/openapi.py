@@ -22,8 +22,9 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
 }
 ERRORS = {
     "400": "a bad value, or something that is not served",
+    "401": "no API key, or an unknown one, where keys are configured",
     "404": "another model",
-    "429": "too many requests; `retry-after` says when",
+    "429": "too many requests; `retry-after` says when, `reason` which limit it was",
     "500": "a bug",
     "502": "a worker was lost",
     "503": "nobody can take it; `retry-after` says when",
@@ -42,6 +43,7 @@ _ERROR = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "null"]},
+                "reason": {"type": "string"},
             },
         }
     },
@@ -55,6 +57,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     _, models = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REF)
     schemas = spec.setdefault("components", {}).setdefault("schemas", {})
     schemas |= models["$defs"] | {"Error": _ERROR}
+    spec["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     wrong = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
     for path, kinds_of_path in BODIES.items():
         operation = spec["paths"][path]["post"]
@@ -62,6 +65,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
         operation["responses"].pop("422", None)
+        operation["security"] = [{"key": []}, {}]
         for status, what in ERRORS.items():
             operation["responses"][status] = {"description": what, "content": wrong}
     return spec

@@ -1,5 +1,6 @@
 """GET: the models list, health for orchestrators, metrics."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -67,7 +68,10 @@ def model_routes(api: Api, view: View) -> APIRouter:
     return routes
 
 
-def health_routes(config: RouterConfig, view: View, generator: Generator, metrics: Metrics) -> APIRouter:
+def health_routes(
+    config: RouterConfig, view: View, generator: Generator, metrics: Metrics, waiting: Callable[[], int]
+) -> APIRouter:
+    """`waiting`: requests in the queue."""
     routes = APIRouter()
     probe = RouteRequest(model=config.model_name, prompt_tokens=1, max_tokens=1, tie_seed=0)
     policy = config.scheduling
@@ -110,7 +114,8 @@ def health_routes(config: RouterConfig, view: View, generator: Generator, metric
             for w in view.snapshot().workers
         ]
         status = "ok" if e is None else e.reason
-        return {"status": status, "model": config.model_name, "running": generator.running, "workers": workers}
+        busy = {"running": generator.running, "waiting": waiting()}
+        return {"status": status, "model": config.model_name, **busy, "workers": workers}
 
     @routes.get("/metrics")
     async def prometheus() -> Response:

@@ -11,7 +11,8 @@ from pydantic import Field, StrictStr
 from starlette.responses import Response
 
 from services.router.generation import Job, Outcome
-from services.router.http.api import Api, collect, decision_headers, new_id, stats, usage, wants_stats
+from services.router.http.access import key_of
+from services.router.http.api import Api, collect, decision_headers, held, new_id, stats, usage, wants_stats
 from services.router.http.conversation import Chat, offered_tools, render
 from services.router.http.errors import error_body
 from services.router.http.events import named_event, open_events, unless_gone
@@ -70,11 +71,11 @@ def response_routes(api: Api) -> APIRouter:
         )
         messages = template_messages(fields.input, fields.instructions)
         chat = await render(api, messages, tools, fields.chat_template_kwargs, "input")
-        (job,) = api.jobs(id, fields, [chat.prompt], None, config.default_max_tokens)
+        (job,) = api.jobs(id, fields, [chat.prompt], None, config.default_max_tokens, key_of(request))
         answer = ResponseAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:
-                return await open_events(request, answer.events(job), api.limits, answer.headers)
+                return await open_events(request, answer.events(job), api.limits, answer.headers, answer.held)
             body = await unless_gone(request, answer.body(job))
         except TooLong as e:
             names = {"prompt": "input", "max_tokens": "max_output_tokens"}
@@ -101,9 +102,13 @@ class ResponseAnswer:
     def headers(self) -> dict[str, str]:
         return {"x-request-id": self._id} | decision_headers([self._outcome])
 
+    def held(self) -> bool:
+        return held([self._outcome])
+
     async def body(self, job: Job) -> dict[str, Any]:
         """Calls that broke are left out: their text is in the answer."""
-        done = await collect(self._api.generator.run(job, self._outcome))
+        async with self._api.entry.admitted([job], [self._outcome]):
+            done = await collect(self._api.generator.run(job, self._outcome))
         self._take([*self._parser.push(done.text), *self._parser.finish()])
         self._items.end(_status(done.finish))
         output = [item for item in self._items.output if not any(item is b for b in self._items.broken)]
@@ -113,7 +118,8 @@ class ResponseAnswer:
         """The first one waits for the reply to begin, so that an early error has its own HTTP status."""
         number, finish = 0, ""
         try:
-            async with aclosing(self._api.generator.run(job, self._outcome)) as pieces:
+            run = self._api.generator.run(job, self._outcome)
+            async with self._api.entry.admitted([job], [self._outcome]), aclosing(run) as pieces:
                 async for piece in pieces:
                     told = [] if number else self._begun()
                     events = self._parser.push(piece.text)

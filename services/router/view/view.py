@@ -5,7 +5,7 @@ One event loop owns it. `snapshot` is what a choice is made from; everything els
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from services.router.schedule.base import Choice, ChoiceKind, Snapshot, WorkerFacts
@@ -172,6 +172,17 @@ class View:
                 found = holdings[layout]
             facts.append(self._facts(worker, found, detail, now))
         return Snapshot(tuple(facts), self._fleet.copy(), self.breakers.open(), self._reply_tokens)
+
+    def each(self) -> Iterator[WorkerFacts]:
+        """Every worker's load now, made as they are asked for; nothing may change meanwhile."""
+        now = self._clock()
+        for worker in self._workers.values():
+            yield self._facts(worker, None, False, now)
+
+    @property
+    def fleet(self) -> Mapping[tuple[str, Role], Rates]:
+        """Rates of all workers of a fingerprint and role together."""
+        return self._fleet
 
     def _facts(self, worker: _Worker, found: Holdings | None, detail: bool, now_s: float) -> WorkerFacts:
         load, charges, column = worker.record.load, worker.charges, worker.feed.column

@@ -1,12 +1,13 @@
 """Every bad input is a 400 (404, 503) in OpenAI's shape that names the field; none reaches a worker."""
 
+import asyncio
 import json
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from tests.router.conftest import running
+from tests.router.conftest import running, until
 from tests.router.fake_worker import FakeWorker
 
 HI = [{"role": "user", "content": "hi"}]
@@ -222,8 +223,15 @@ async def test_without_workers_503_with_reason(model_folder, stream):
 
 
 async def test_over_the_request_limit_429(model_folder):
-    async with running(model_folder, max_requests=0) as c:
-        await c.add(FakeWorker("toy"))
+    async with running(model_folder, max_requests=1, queue_requests=0) as c:
+        worker = await c.add(FakeWorker("toy"))
+        worker.gate = asyncio.Event()
+        first = asyncio.create_task(c.complete())
+        await until(lambda: worker.submits)
         response = await c.complete()
+        worker.gate.set()
+        assert (await first).status_code == 200
         assert response.status_code == 429 and "retry-after" in response.headers
-        assert complaint(response)["type"] == "rate_limit_error"
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert error["reason"] == "queue_full"

@@ -160,7 +160,11 @@ async def test_no_first_token_is_504_and_cancels(model_folder):
         worker = await c.add(FakeWorker("toy"))
         worker.gate = asyncio.Event()
         response = await c.complete()
-        assert response.status_code == 504 and response.json()["error"]["code"] == "deadline"
+        assert (
+            response.status_code == 504
+            and response.headers["retry-after"]
+            and response.json()["error"]["code"] == "deadline"
+        )
         await until(lambda: worker.cancels)
 
 

@@ -153,7 +153,7 @@ async def test_errors_before_the_first_token_have_their_status_shape_and_retry_a
         assert response.status_code == status and response.headers["content-type"] == "application/json"
         body = response.json()
         assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
-        assert ("retry-after" in response.headers) == (status in (429, 503))
+        assert int(response.headers["retry-after"]) >= 1
 
 
 async def test_waiting_in_line_is_no_death(model_folder):

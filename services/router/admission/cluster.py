@@ -1,0 +1,31 @@
+"""What the gate asks the view: is there room, and does a request fit anybody at all."""
+
+from services.router.admission.base import Ask
+from services.router.admission.room import Ahead, Room, look
+from services.router.schedule.base import Policy, RouteRequest
+from services.router.schedule.filters import usable_decoders
+from services.router.schedule.limits import fits, too_long
+from services.router.view.view import View
+
+
+class Cluster:
+    def __init__(self, view: View, model: str, policy: Policy, worker_queue_s: float) -> None:
+        """`worker_queue_s`: of prompts that may wait at a worker."""
+        self._view = view
+        self._model = model
+        self._policy = policy
+        self._worker_queue_s = worker_queue_s
+        self._probe = self._request(1, 1)
+
+    def look(self, ahead: Ahead) -> Room:
+        return look(self._view.each(), self._view.fleet, self._probe, self._policy, self._worker_queue_s, ahead)
+
+    def check_fits(self, ask: Ask) -> None:
+        """Raises NoDecodeWorker when nobody could take it, TooLong when no worker could ever hold it."""
+        request = self._request(*ask.longest)
+        records = [w.record for w in usable_decoders(self._view.snapshot(), request, self._policy)]
+        if not any(fits(record, request) for record in records):
+            raise too_long(records, request.prompt_tokens, request.max_tokens)
+
+    def _request(self, prompt_tokens: int, max_tokens: int) -> RouteRequest:
+        return RouteRequest(model=self._model, prompt_tokens=prompt_tokens, max_tokens=max_tokens, tie_seed=0)

@@ -1,0 +1,96 @@
+"""Whether workers should get more now, from the facts of the view. Pure.
+
+There is room while some decode worker has a free slot and some prefill worker of the same layout has less than `work_s` seconds
+of prompts before it; without prefill workers the decode worker's own queue counts. So workers hold just what keeps them busy, and
+what is beyond that waits where the order is fair. Requests that were let go and are not charged to anybody yet count as taken.
+
+Looking ends at the first room found, so that it costs next to nothing while there is plenty.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from services.router.schedule.base import NO_RATES, Policy, RouteRequest, WorkerFacts
+from services.router.schedule.cost import PREFILL_TOKENS_PER_S, trusted
+from services.router.schedule.filters import DECODERS, drop
+from services.router.schedule.rates import Rates
+from twinflow.contracts.workers import Role
+
+UNKNOWN_SLOTS = 1 << 30  # of a worker that tells none
+
+
+class Room(Enum):
+    FREE = "free"
+    FULL = "full"
+    NOBODY = "nobody"  # no worker could take anything at all: waiting would not help
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Let go, but not charged to the view yet."""
+
+    generations: int = 0
+    prompt_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Spare:
+    """Of the workers of one layout. Seconds are of prompts that may still be put before workers."""
+
+    slots: int = 0
+    prefill_s: float = 0.0
+    local_s: float = 0.0  # on decode workers
+    rate: float = PREFILL_TOKENS_PER_S
+    has_decode: bool = False
+    has_prefill: bool = False
+
+    def free(self, prefill_s: float, ahead: Ahead) -> bool:
+        return self.slots > ahead.generations and prefill_s > ahead.prompt_tokens / self.rate
+
+
+def look(
+    workers: Iterable[WorkerFacts],
+    fleet: Mapping[tuple[str, Role], Rates],
+    request: RouteRequest,
+    policy: Policy,
+    work_s: float,
+    ahead: Ahead,
+) -> Room:
+    """`request` tells the model; its lengths do not matter."""
+    layouts: dict[str, _Spare] = {}
+    for w in workers:
+        if drop(w, request, policy) is not None:
+            continue
+        record = w.record
+        spare = layouts.setdefault(record.fingerprint, _Spare())
+        rate = _rate(w, fleet.get((record.fingerprint, record.role), NO_RATES))
+        left_s = max(0.0, work_s - w.queued_prefill_tokens / rate)
+        if record.role in DECODERS:
+            spare.has_decode = True
+            spare.slots += _free_slots(w)
+            spare.local_s += left_s
+        if record.role is Role.PREFILL:
+            spare.has_prefill = True
+            spare.rate = rate
+            spare.prefill_s += left_s
+        if spare.free(spare.local_s if record.role is Role.BOTH else spare.prefill_s, ahead):
+            return Room.FREE
+    for spare in layouts.values():
+        if spare.has_decode and not spare.has_prefill and spare.free(spare.local_s, ahead):
+            return Room.FREE
+    return Room.FULL if any(spare.has_decode for spare in layouts.values()) else Room.NOBODY
+
+
+def _free_slots(w: WorkerFacts) -> int:
+    """Requests that a decode worker could take at once; none while some wait there already."""
+    load = w.record.load
+    if load.waiting:
+        return 0
+    return max(0, (load.total_slots or UNKNOWN_SLOTS) - w.active_requests)
+
+
+def _rate(w: WorkerFacts, fleet: Rates) -> float:
+    """Prompt tokens per second of what it has before it."""
+    tokens = max(1, w.queued_prefill_tokens)
+    return trusted(w.rates.prefill.at(tokens), fleet.prefill.at(tokens)) or PREFILL_TOKENS_PER_S
