@@ -99,3 +99,26 @@ def test_the_hub_token_goes_only_where_something_is_fetched(manifests: Load, rol
     holders = [c["name"] for c in containers(spec) if any(e["name"] == "HF_TOKEN" for e in c.get("env", []))]
     assert holders == (["tokenizer"] if role == "router" else [role])
     assert "HF_TOKEN" not in list(strings(pods(manifests("cpu", TOKEN))[role]))
+
+
+def test_api_keys_are_a_secret_that_only_the_router_sees(manifests: Load) -> None:
+    made = manifests("cpu", "--set=router.apiKeys.name=our-keys,router.apiKeys.key=file,router.testKey.name=test-key")
+    spec = pods(made)["router"]
+    (volume,) = [v for v in spec["volumes"] if "secret" in v]
+    assert volume["secret"] == {
+        "secretName": "our-keys",
+        "items": [{"key": "file", "path": "keys.toml"}],
+        "defaultMode": 0o440,
+    }
+    (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == volume["name"]]
+    assert mount["readOnly"] is True and "subPath" not in mount, "a mounted file would never change"
+    file = of_kind(made, "ConfigMap")["twinflow-router"]["data"]["router.toml"]
+    assert f'api_keys = "{mount["mountPath"]}/keys.toml"' in file
+    env = {e["name"]: e for e in pods(made)["test"]["containers"][0]["env"]}
+    assert env["KEY"]["valueFrom"]["secretKeyRef"] == {"name": "test-key", "key": "key"}
+    assert not any("our-keys" in list(strings(pods(made)[role])) for role in ("prefill", "decode", "test"))
+    without = manifests("cpu")
+    assert "api_keys" not in "".join(of_kind(without, "ConfigMap")["twinflow-router"]["data"].values())
+    assert not [v for v in pods(without)["router"]["volumes"] if "secret" in v]
+    policy = of_kind(made, "NetworkPolicy")
+    assert policy == of_kind(without, "NetworkPolicy")

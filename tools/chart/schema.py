@@ -42,6 +42,7 @@ OWN_OF_ROUTER = (
     "grpc_host",
     "grpc_port",
     "local_max_tokens",
+    "api_keys",
 )
 
 QUANTITY = {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"}
@@ -311,6 +312,8 @@ def values_schema() -> Schema:
             port=port("of the Service"),
             annotations=table("of the Service"),
         ),
+        apiKeys=secret_key("API keys with their limits: a Secret with a file as docs/router.md has it; none = anybody may ask"),
+        testKey=secret_key("the API key with which `helm test` asks, as it is; none = it asks nothing where keys are needed"),
         preStopSeconds=whole("it still answers for so long while endpoints forget it, then shutdown_s begins"),
         **pod(),
     )

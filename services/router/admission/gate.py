@@ -23,6 +23,7 @@ from twinflow.contracts.errors import TwinflowError
 log = logging.getLogger(__name__)
 
 POLL_S = 0.02
+LOOKING = 0.05  # of the time at most, while workers are full: looking at all of a large cluster takes milliseconds
 MAX_RETRY_S = 60.0  # clients that are told more give up or try sooner
 TOLD_EVERY_S = 60.0  # in the log, per key and reason
 
@@ -89,6 +90,7 @@ class LocalGate:
         self._through = 0  # generations
         self._ahead = Ahead()
         self._poll: asyncio.TimerHandle | None = None
+        self._full_until_s = float("-inf")  # workers were seen full; not looked at again before
         self._told: dict[tuple[str, ShedReason], float] = {}
 
     # ---- what there is ----
@@ -161,7 +163,14 @@ class LocalGate:
         return state
 
     def _room(self) -> Room:
-        return Room.FULL if self._through >= self._settings.max_requests else self._look(self._ahead)
+        started_s = self._clock()
+        if self._through >= self._settings.max_requests or started_s < self._full_until_s:
+            return Room.FULL
+        room = self._look(self._ahead)
+        if room is Room.FULL:
+            ended_s = self._clock()
+            self._full_until_s = ended_s + (ended_s - started_s) / LOOKING
+        return room
 
     def _let_through(self, held: _Held) -> None:
         held.through = True

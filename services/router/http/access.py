@@ -52,5 +52,7 @@ def duration(seconds: float) -> str:
     """`250ms`, `7.5s`, `6m0s`."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1e3)}ms"
-    minutes, rest = divmod(seconds, 60)
-    return f"{int(minutes)}m{math.ceil(rest)}s" if minutes else f"{math.ceil(rest * 10) / 10:g}s"
+    if seconds <= 59.9:
+        return f"{math.ceil(seconds * 10) / 10:g}s"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s"

@@ -173,11 +173,12 @@ class View:
             facts.append(self._facts(worker, found, detail, now))
         return Snapshot(tuple(facts), self._fleet.copy(), self.breakers.open(), self._reply_tokens)
 
-    def each(self) -> Iterator[WorkerFacts]:
-        """Every worker's load now, made as they are asked for; nothing may change meanwhile."""
+    def each(self, role: Role) -> Iterator[WorkerFacts]:
+        """The load of every worker of a role now, made as it is asked for; nothing may change meanwhile."""
         now = self._clock()
         for worker in self._workers.values():
-            yield self._facts(worker, None, False, now)
+            if worker.record.role is role:
+                yield self._facts(worker, None, False, now)
 
     @property
     def fleet(self) -> Mapping[tuple[str, Role], Rates]:

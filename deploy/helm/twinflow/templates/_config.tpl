@@ -90,6 +90,7 @@
 {{- $config = mergeOverwrite $config $ports -}}
 {{- /* The router predicts what decode workers decide: both go by the same number. */ -}}
 {{- $config = mergeOverwrite $config (pick $values.decode.config "local_max_tokens") -}}
+{{- if $values.router.apiKeys.name }}{{ $_ := set $config "api_keys" "/etc/twinflow-keys/keys.toml" }}{{ end -}}
 {{- else -}}
 {{- $aggregated := eq (int $values.prefill.replicas) 0 -}}
 {{- $registry := printf "%s:%v" (include "twinflow.registryHost" .root) $values.ports.registry -}}
