@@ -1,13 +1,14 @@
 """The router: OpenAI's HTTP API in front, worker sessions behind. No torch. The life of a request:
 
- 1. `http/`      reads the body, refuses what is unknown, unsupported or out of range by field name.
+ 1. `http/`      finds the API key, reads the body, refuses what is unknown, unsupported or out of range by field name.
  2. `text/`      renders the chat template and tokenises; the prompt is token ids from here on.
- 3. `view/`      turns the prompt into per-worker hits, from the workers' cache events, and adds their load: a snapshot.
- 4. `schedule/`  chooses from the snapshot, purely: Local(D) or Remote(D, ordered prefill candidates), with its reason.
- 5. `view/`      is charged with the choice at once, so that a burst does not pile up on one worker.
- 6. `dispatch/`  submits to D on its one session stream and hands every step's tokens to the request's bounded buffer.
- 7. `generation` takes what has come in, detokenises it, looks for stop strings (a match cancels upstream).
- 8. `http/`      writes it as JSON or server-sent events; a client that leaves cancels at D at once.
+ 3. `admission/` charges the key, and lets the request wait in fair order while workers have no room.
+ 4. `view/`      turns the prompt into per-worker hits, from the workers' cache events, and adds their load: a snapshot.
+ 5. `schedule/`  chooses from the snapshot, purely: Local(D) or Remote(D, ordered prefill candidates), with its reason.
+ 6. `view/`      is charged with the choice at once, so that a burst does not pile up on one worker.
+ 7. `dispatch/`  submits to D on its one session stream and hands every step's tokens to the request's bounded buffer.
+ 8. `generation` takes what has come in, detokenises it, looks for stop strings (a match cancels upstream).
+ 9. `http/`      writes it as JSON or server-sent events; a client that leaves cancels at D at once.
 
 `admin/` is the gRPC admin API, for operators.
 

@@ -312,8 +312,12 @@ def values_schema() -> Schema:
             port=port("of the Service"),
             annotations=table("of the Service"),
         ),
-        apiKeys=secret_key("API keys with their limits: a Secret with a file as docs/router.md has it; none = anybody may ask"),
-        testKey=secret_key("the API key with which `helm test` asks, as it is; none = it asks nothing where keys are needed"),
+        apiKeys=secret_key(
+            "API keys with their limits: a Secret with a file as docs/router.md has it; none = anybody may ask"
+        ),
+        testKey=secret_key(
+            "the API key with which `helm test` asks, as it is; none = it asks nothing where keys are needed"
+        ),
         preStopSeconds=whole("it still answers for so long while endpoints forget it, then shutdown_s begins"),
         **pod(),
     )
