@@ -1,6 +1,7 @@
 """What /metrics says: documented, all of it, and equal to what the pools, the leases and the answers say."""
 
 import asyncio
+import dataclasses
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -119,6 +120,10 @@ async def test_every_metric_is_documented_and_every_documented_one_is_there(chec
         await served(flow, reads, prompt(3, 70))
         async with httpx.AsyncClient(base_url=flow.url, timeout=30) as http:
             assert (await http.post("/v1/completions", json=body([1], max_tokens=0))).status_code == 400
+            settings = flow.router.gate._settings
+            flow.router.gate._settings = dataclasses.replace(settings, max_requests=0, queue_requests=0)
+            assert (await http.post("/v1/completions", json=body([1], max_tokens=1))).status_code == 429
+            flow.router.gate._settings = settings
         for process in ("router", "p", "d"):
             assert exposed(await scrape(flow, process)) == documented(process)
         await flow.clean()
