@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from services.router.schedule.base import NO_RATES, Policy, RouteRequest, WorkerFacts
-from services.router.schedule.cost import PREFILL_TOKENS_PER_S, trusted
+from services.router.schedule.cost import PREFILL_TOKENS_PER_S
 from services.router.schedule.filters import DECODERS, drop
 from services.router.schedule.rates import Rates
 from twinflow.contracts.workers import Role
 
 UNKNOWN_SLOTS = 1 << 30  # of a worker that tells none
+MORE = 16  # a worker is tried with one request more for as many as it could hold
 
 
 class Room(Enum):
@@ -83,14 +84,18 @@ def look(
 
 
 def _free_slots(w: WorkerFacts) -> int:
-    """Requests that a decode worker could take at once; none while some wait there already."""
+    """Requests that a decode worker could take at once; none while some wait there already. One that was full before gets a few
+    more than it could hold then, to see whether it can by now."""
     load = w.record.load
     if load.waiting:
         return 0
-    return max(0, (load.total_slots or UNKNOWN_SLOTS) - w.active_requests)
+    slots = load.total_slots or UNKNOWN_SLOTS
+    if w.full_at:
+        slots = min(slots, w.full_at + 1 + w.full_at // MORE)
+    return max(0, slots - w.active_requests)
 
 
 def _rate(w: WorkerFacts, fleet: Rates) -> float:
     """Prompt tokens per second of what it has before it."""
     tokens = max(1, w.queued_prefill_tokens)
-    return trusted(w.rates.prefill.at(tokens), fleet.prefill.at(tokens)) or PREFILL_TOKENS_PER_S
+    return w.rates.prefill.at(tokens) or fleet.prefill.at(tokens) or PREFILL_TOKENS_PER_S

@@ -67,6 +67,7 @@ class WorkerFacts:
     queued_prefill_tokens: int
     waiting_prompts: int = 0
     stalled: bool = False
+    full_at: int = 0  # requests that ran there when others had to wait for memory or a slot, 0 = never seen
     attention_tokens: int = 0  # reach
     checkpoints: tuple[int, ...] = ()  # ascending; at least the deepest usable one
     rates: Rates = field(default_factory=Rates)

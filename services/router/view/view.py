@@ -41,6 +41,7 @@ class _Worker:
     charges: Charges = field(default_factory=Charges)
     rates: Rates = field(default_factory=Rates)
     heard_s: float = 0.0  # of the last load
+    full_at: int = 0  # see `full_at`
 
 
 class View:
@@ -90,6 +91,7 @@ class View:
         computing_tokens = worker.charges.computing_tokens
         worker.heard_s = self._clock()
         worker.record = dataclasses.replace(worker.record, load=load)
+        worker.full_at = full_at(worker.full_at, load)
         worker.charges.reported(now.prefill_tokens - before.prefill_tokens)
         if now.steps != before.steps:
             worker.rates = worker.rates.paced(before, now, computing_tokens)
@@ -199,6 +201,7 @@ class View:
             queued_prefill_tokens=charges.queued_prefill_tokens(load),
             waiting_prompts=max(charges.waiting_prompts, load.waiting),
             stalled=self._stalled_s(worker, now_s) > 0,
+            full_at=worker.full_at,
             attention_tokens=reach,
             checkpoints=checkpoints,
             rates=worker.rates,
@@ -232,3 +235,10 @@ class View:
     def index_bytes(self) -> int:
         """Memory of the index in use."""
         return self._index.used_bytes
+
+
+def full_at(before: int, load: Load) -> int:
+    """How many requests ran when others had to wait, in the newest report that says so; more if more have run since."""
+    if load.waiting:
+        return load.running
+    return max(before, load.running) if before else 0

@@ -17,11 +17,11 @@ RATES = Rates(prefill=Curve(((6, 1000.0, 10), (16, 1000.0, 10))))  # 1,000 token
 
 
 def worker(
-    role: Role, queued: int = 0, active: int = 0, slots: int = 4, waiting: int = 0, id: str = "w", **record: object
+    role: Role, queued: int = 0, active: int = 0, slots: int = 4, waiting: int = 0, full_at: int = 0, **record: object
 ) -> WorkerFacts:
     load = Load(total_slots=slots, waiting=waiting)
-    facts = WorkerRecord(id, "i", role, (), "m", "f", 4096, 4096, 64, load=load)
-    return WorkerFacts(dataclasses.replace(facts, **record), True, active, queued, rates=RATES)
+    facts = WorkerRecord("w", "i", role, (), "m", "f", 4096, 4096, 64, load=load)
+    return WorkerFacts(dataclasses.replace(facts, **record), True, active, queued, rates=RATES, full_at=full_at)
 
 
 def room(*workers: WorkerFacts, ahead: Ahead | None = None, work_s: float = 1.0) -> Room:
@@ -37,6 +37,10 @@ CASES = {
     "all slots are taken": ((worker(P), worker(D, active=4)), Room.FULL),
     "one decode worker of two is free": ((worker(D, active=4), worker(P), worker(D, active=3)), Room.FREE),
     "slots are free but some wait for memory": ((worker(P), worker(D, active=2, waiting=1)), Room.FULL),
+    "it was full with fewer, and gets one more": ((worker(P), worker(D, slots=256, active=8, full_at=8)), Room.FREE),
+    "not two more": ((worker(P), worker(D, slots=256, active=9, full_at=8)), Room.FULL),
+    "a large one gets some more": ((worker(P), worker(D, slots=256, active=136, full_at=128)), Room.FREE),
+    "not as many as there are slots": ((worker(P), worker(D, slots=256, active=137, full_at=128)), Room.FULL),
     "slots are not known": ((worker(P), worker(D, slots=0, active=500)), Room.FREE),
     "decode alone": ((worker(D),), Room.FREE),
     "decode alone with work": ((worker(D, queued=2000),), Room.FULL),

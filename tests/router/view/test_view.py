@@ -85,3 +85,19 @@ def test_registry_updates_keep_the_fresher_load():
     view.put(record("d", draining=True, load=Load(running=1)))
     (d,) = view.snapshot().workers
     assert d.record.draining and d.record.load.running == 7
+
+
+def test_how_many_a_worker_holds_is_seen_when_others_wait_there():
+    view = view_of(record("d"))
+
+    def reported(**load: int) -> int:
+        view.set_load(("d", "i"), Load(**load))
+        (d,) = view.snapshot().workers
+        assert [facts.full_at for facts in view.each(Role.DECODE)] == [d.full_at]
+        return d.full_at
+
+    assert reported(running=9) == 0, "nobody waited: it may hold any number"
+    assert reported(running=8, waiting=2) == 8
+    assert reported(running=5) == 8
+    assert reported(running=10) == 10, "it holds more by now"
+    assert reported(running=3, waiting=1) == 3, "they have grown"
