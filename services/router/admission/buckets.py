@@ -35,7 +35,7 @@ class Bucket:
 
     def give_back(self, amount: float, now_s: float) -> None:
         """Negative amounts take more."""
-        self._level = min(self.per_min, self._refilled(now_s) + amount)
+        self._level = self._refilled(now_s) + amount
 
     def resize(self, per_min: int, now_s: float) -> None:
         """The limit has changed: what was used stays used."""

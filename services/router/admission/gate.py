@@ -279,7 +279,8 @@ class LocalGate:
         if held.through:
             self._through -= held.ask.generations
             self._count_unplaced(held, 0)
-            self._queue.used_less(held.ask.key.name, held.ask.tokens - tokens)
+            if held.entry is not None:  # its turn was charged with it
+                self._queue.used_less(held.ask.key.name, held.ask.tokens - tokens)
         self._pump()
 
     def _note(self, refusal: Refusal) -> None:

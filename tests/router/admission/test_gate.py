@@ -170,6 +170,28 @@ async def test_a_flood_does_not_delay_another_key():
     assert rig.quiet()
 
 
+@pytest.mark.parametrize("queued", [True, False], ids=["of the queue", "that never waited"])
+async def test_what_a_request_did_not_use_is_saved_for_its_key(queued):
+    """`a` asks for two quanta and uses next to nothing; so all its others go before the second of `b`. A request that took nothing from
+    its key's turns gives nothing back to them."""
+    rig = Rig(room=1)
+    running = await rig.admit(Ask(B if queued else A, 1, 2 * QUANTUM_TOKENS))
+    order: list[str] = []
+
+    async def ask(key: KeyFacts) -> None:
+        permit = await rig.admit(Ask(key, 2 * QUANTUM_TOKENS, 0))
+        order.append(key.name)
+        await asyncio.sleep(0)
+        rig.finish(permit, 1 if queued and key is A else 2 * QUANTUM_TOKENS)
+
+    tasks = [asyncio.create_task(ask(key)) for _ in range(6) for key in (A, B)]
+    await asyncio.sleep(0)
+    rig.finish(running, 1)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*tasks)
+    assert "".join(order) == ("abaaaaabbbbb" if queued else "abababababab")
+
+
 async def test_a_full_queue_sheds_the_last_of_the_key_with_most():
     rig = Rig(room=0, queue_requests=3)
     flood = [await rig.queued(Ask(A, 100, 0)) for _ in range(3)]
