@@ -172,7 +172,7 @@ async def test_a_flood_does_not_delay_another_key():
 
 @pytest.mark.parametrize("queued", [True, False], ids=["of the queue", "that never waited"])
 async def test_what_a_request_did_not_use_is_saved_for_its_key(queued):
-    """`a` asks for two quanta and uses next to nothing; so all its others go before the second of `b`. A request that took nothing from
+    """`a` asks for two quanta and uses next to nothing; so all its others go before the second of `b`. One that took nothing from
     its key's turns gives nothing back to them."""
     rig = Rig(room=1)
     running = await rig.admit(Ask(B if queued else A, 1, 2 * QUANTUM_TOKENS))
