@@ -38,21 +38,25 @@ def match_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the prompt; - reads it from the standard input")
     parser.add_argument("--tokens", metavar="IDS", help="the prompt as token ids, separated by commas, instead of TEXT")
     parser.add_argument("--salt", default="", metavar="SALT", help="the request's cache_salt (default: none)")
+    parser.add_argument(
+        "--tenant", default="", metavar="TENANT", help="of the request's API key, if that isolates its prefixes"
+    )
 
 
 def match_fields(args: Arguments) -> dict[str, Any]:
     """Raises BadRequest unless there is one prompt."""
     if (args.text is None) == (args.tokens is None):
         raise BadRequest("give the prompt: either TEXT or --tokens")
+    whose = {"cache_salt": args.salt, "tenant": args.tenant}
     if args.tokens is None:
-        return {"text": sys.stdin.read() if args.text == "-" else args.text, "cache_salt": args.salt}
+        return {"text": sys.stdin.read() if args.text == "-" else args.text, **whose}
     try:
         ids = [int(part) for part in args.tokens.split(",") if part.strip()]
     except ValueError:
         raise BadRequest(f"--tokens {args.tokens!r} is no list of numbers, such as 1,2,3") from None
     if not all(0 <= i < 1 << 32 for i in ids):
         raise BadRequest("--tokens has a number that is no token id")
-    return {"token_ids": ids, "cache_salt": args.salt}
+    return {"token_ids": ids, **whose}
 
 
 def cancel_options(parser: argparse.ArgumentParser) -> None:

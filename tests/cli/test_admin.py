@@ -214,6 +214,7 @@ def test_nothing_is_said_plainly(stub: Stub, capsys: pytest.CaptureFixture[str])
     [
         (["workers", "--worker", "d0"], {"worker_id": "d0"}),
         (["match", "once upon", "--salt", "s"], {"text": "once upon", "cache_salt": "s"}),
+        (["match", "once", "--tenant", "team"], {"text": "once", "tenant": "team"}),
         (["match", "--tokens", "5, 6,7"], {"token_ids": [5, 6, 7]}),
         (["cancel", "cmpl-1", "--worker", "d0"], {"request_id": "cmpl-1", "worker_id": "d0"}),
         (["flush", "--group", "state"], {"group": "state"}),

@@ -61,6 +61,8 @@ async def test_match_of_text_and_salt(checkpoint: Path) -> None:
         await complete(flow, text, cache_salt="s")  # type: ignore[arg-type]  # a prompt as text
         tokenizer = Tokenizer.from_file(f"{flow.router.config.model}/tokenizer.json")
         answer = await call(flow.router.grpc_address, "MatchPrompt", text=text, cache_salt="s")
+        nobody = await call(flow.router.grpc_address, "MatchPrompt", text=text, cache_salt="s", tenant="team")
+        assert not any(g.tokens for w in nobody.workers for g in w.groups)
         assert answer.prompt_tokens == len(tokenizer.encode(text).ids)
         assert [w.groups[0].tokens for w in answer.workers] == [answer.prompt_tokens] * 2
         other = await admin(flow, "MatchPrompt", text=text)

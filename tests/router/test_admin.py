@@ -143,6 +143,12 @@ async def test_a_match_of_text_is_that_of_its_tokens_with_the_prediction(cluster
     salted = await call(cluster.router.grpc_address, "MatchPrompt", token_ids=ids, cache_salt="s")
     assert [g.tokens for g in salted.workers[0].predicted] == [0, 0]
     assert admin.calls[-1][1].cache_salt == "s"
+    theirs = PromptKeys(pack_tokens(ids), "team").block_hashes(admin.worker.record)
+    admin.worker.emit(CacheEvent(4, EventKind.BLOCK_STORED, theirs[0], 4))
+    await until(lambda: cluster.router.view.index_entries() == {"d0": 4})
+    of_team = await call(cluster.router.grpc_address, "MatchPrompt", token_ids=ids, tenant="team")
+    assert [g.tokens for g in of_team.workers[0].predicted] == [4, 0]
+    assert admin.calls[-1][1].tenant == "team"
 
 
 @pytest.mark.parametrize(

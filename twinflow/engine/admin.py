@@ -84,7 +84,7 @@ class AdminService(pb_grpc.AdminServicer):
             raise BadRequest("the prompt is empty: give token_ids", param="token_ids")
         packed = pack_tokens(request.token_ids)
         check_tokens("token_ids", packed, self._front.ready.vocab_size)
-        root = root_hash(self._front.ready.fingerprint, cache_salt=request.cache_salt)
+        root = root_hash(self._front.ready.fingerprint, request.tenant, request.cache_salt)
         found = await self._front.questions.ask(MatchFound, lambda token: MatchQuery(token, root, packed))
         match = pb.WorkerMatch(
             worker_id=self._front.worker_id, groups=map(hit_to_pb, found.hits), usable_tokens=found.usable_tokens

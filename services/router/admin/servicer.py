@@ -48,9 +48,10 @@ class AdminService(rpc.AdminServicer):
     @unary
     async def MatchPrompt(self, request: pb.MatchPromptRequest) -> pb.MatchPromptResponse:
         ids = await self._token_ids(request)
-        asked = pb.MatchPromptRequest(worker_id=request.worker_id, token_ids=ids, cache_salt=request.cache_salt)
+        tenant, salt = request.tenant, request.cache_salt
+        asked = pb.MatchPromptRequest(worker_id=request.worker_id, token_ids=ids, cache_salt=salt, tenant=tenant)
         workers = await self._workers.ask("MatchPrompt", asked, pb.MatchPromptResponse)
-        keys = PromptKeys(pack_tokens(ids), cache_salt=request.cache_salt)
+        keys = PromptKeys(pack_tokens(ids), tenant, salt)
         predicted = {w.record.id: w.hits for w in self._view.snapshot(keys, detail=True).workers}
         for worker in workers:
             worker.predicted.extend(map(hit_to_pb, predicted.get(worker.worker_id, ())))

@@ -88,16 +88,18 @@ class GroupCapacity(_message.Message):
     def __init__(self, group: _Optional[str] = ..., kind: _Optional[str] = ..., unit_bytes: _Optional[int] = ..., block_tokens: _Optional[int] = ..., total_units: _Optional[int] = ..., free_units: _Optional[int] = ..., cached_units: _Optional[int] = ..., held_units: _Optional[int] = ..., doomed_units: _Optional[int] = ..., pinned_units: _Optional[int] = ..., stored_units: _Optional[int] = ...) -> None: ...
 
 class MatchPromptRequest(_message.Message):
-    __slots__ = ("worker_id", "token_ids", "text", "cache_salt")
+    __slots__ = ("worker_id", "token_ids", "text", "cache_salt", "tenant")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     cache_salt: str
-    def __init__(self, worker_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    tenant: str
+    def __init__(self, worker_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class MatchPromptResponse(_message.Message):
     __slots__ = ("prompt_tokens", "workers")
