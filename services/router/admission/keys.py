@@ -152,11 +152,6 @@ class KeyBook:
         self._keys = _read(path)
         log.info("%s", _told(path, self._keys))
 
-    @property
-    def open(self) -> bool:
-        """Nobody needs a key."""
-        return self._keys is None
-
     def find(self, authorization: str) -> KeyFacts:
         """Raises Unauthorized."""
         return KeyFacts(ANONYMOUS) if self._keys is None else self._keys.find(authorization)

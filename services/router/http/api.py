@@ -192,6 +192,7 @@ def _stats(o: Outcome) -> dict[str, Any]:
             "terms": dict(o.choice.terms),
         }
     told["attempts"] = o.attempts
+    told["queued_s"] = o.permit.waited_s if o.permit is not None else None
     told["ttft_s"] = o.ttft_s
     told["total_s"] = (o.ended_at or time.monotonic()) - o.started_at
     return told

@@ -104,7 +104,7 @@ def test_a_file_that_is_not_there_stops_the_start(tmp_path):
 
 def test_without_a_file_anybody_may_ask():
     book = KeyBook(None)
-    assert book.open and book.find("") == book.find("Bearer whatever") == KeyFacts("anonymous")
+    assert book.find("") == book.find("Bearer whatever") == KeyFacts("anonymous")
 
 
 async def test_the_file_is_followed(tmp_path: Path, caplog):

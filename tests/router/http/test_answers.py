@@ -268,7 +268,7 @@ async def test_stats_of_the_worker_win(cluster):
     told = response.json()["twinflow"]
     assert (told["route"], told["reason"], told["blocks_moved"]) == ("remote", "own_match", 2)
     assert (told["extra"], told["prefill_worker"], told["attempts"]) == ({"queue_s": 0.5}, "p7", 1)
-    assert 0 < told["ttft_s"] <= told["total_s"]
+    assert 0 < told["ttft_s"] <= told["total_s"] and 0 <= told["queued_s"] < told["ttft_s"]
 
 
 async def test_tools_reach_the_template_as_sent(tmp_path):
