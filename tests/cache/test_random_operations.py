@@ -123,6 +123,16 @@ class Operations:
         for h in self.some(i, lambda h: True):
             self.world.release(h, donate=False)
 
+    def fail(self, i: int) -> None:
+        """What it has is not to be trusted: of its path stays what others hold, or what others hang below."""
+        for h in self.some(i, lambda h: True):
+            self.world.cache.withdraw(h)
+            self.world.check()
+            links, refs = self.world.cache._tree.links, self.world.cache._blocks.refs
+            left = [b for b in h.blocks if self.world.cache._blocks.published[b]]
+            assert all(refs[b] > 1 or links.has_children(b) for b in left)
+            self.world.release(h, donate=False)
+
     def donate_unreceived(self, i: int) -> None:
         for h in self.some(i, self.receiving):
             self.world.release(h, donate=True)
@@ -244,7 +254,10 @@ class CacheMachine(RuleBasedStateMachine):
     def end_step(self):
         self.ops.end_step()
 
-    @rule(name=st.sampled_from(["receive", "commit", "checkpoint", "finish", "cancel", "donate_unreceived"]), i=INDEX)
+    @rule(
+        name=st.sampled_from(["receive", "commit", "checkpoint", "finish", "cancel", "fail", "donate_unreceived"]),
+        i=INDEX,
+    )
     def on_one(self, name, i):
         getattr(self.ops, name)(i)
 
@@ -279,7 +292,18 @@ TestCacheMachine = CacheMachine.TestCase
 NAMES = (
     ["reserve"] * 4
     + ["extend"] * 2
-    + ["hold_prefix", "complete", "receive", "commit", "checkpoint", "finish", "finish", "cancel", "donate_unreceived"]
+    + [
+        "hold_prefix",
+        "complete",
+        "receive",
+        "commit",
+        "checkpoint",
+        "finish",
+        "finish",
+        "cancel",
+        "fail",
+        "donate_unreceived",
+    ]
     + ["launch"] * 4
     + ["end_step"] * 3
     + ["scribble", "end_failed_io", "read_published", "end_read", "settle", "lend", "lend", "take_spare"]

@@ -174,6 +174,13 @@ class Cache(Protocol):
         """That step has landed, and the cursor has moved: publishes the state. False when the tree has one by now."""
         ...
 
+    def withdraw(self, holding: Holding) -> None:
+        """What the holding was computed from or has computed is not to be trusted: unpublishes the blocks and states that it
+        added, all that hangs below them, and of what it had hit, deepest first, whatever nothing else hangs below. What
+        another holding references stays: that one fails by itself, or shows that it is sound. `release` without
+        `donate` follows."""
+        ...
+
     def release(self, holding: Holding, *, donate: bool) -> None:
         """Gives everything back; idempotent. `donate`: the running slot becomes the checkpoint at the cursor and the partial
         tail block is published with its valid tokens, without a copy (call only when the cursor's writes are verified,

@@ -8,10 +8,10 @@ shallowest goes in its stead.
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from twinflow.cache.base import BlockId, SlotId
+from twinflow.cache.base import BlockId, Holding, SlotId
 from twinflow.cache.heap import Key, UnitHeap
 from twinflow.cache.pool import Pool
-from twinflow.cache.tree import PrefixTree
+from twinflow.cache.tree import Found, PrefixTree
 from twinflow.cache.worth import Policy
 
 U = TypeVar("U", bound=int)
@@ -117,6 +117,30 @@ class Evictor:
         """Drops an evictable block and what hangs below it, deepest first."""
         for each in reversed(self._subtree(block)):
             self._drop(each)
+
+    def withdraw(self, found: Found, holding: Holding) -> None:
+        """Drops what `holding` has computed, with what hangs below it, then what it was computed from as far as nothing else
+        hangs there; never what another holding has. `found`: its chain as it is in the tree now."""
+        own_slot, own_blocks = holding.checkpoint_slot, set(holding.blocks)
+        for position, slot in found.checkpoints.items():
+            if position > holding.resumed_tokens:
+                self._withdraw_state(slot, own_slot)
+        hit, inside = divmod(holding.hit_attention_tokens, self._tree.block_tokens)
+        suspects = found.full[:hit]
+        if hit < len(found.full):
+            suspects += self._subtree(found.full[hit])
+        elif inside and found.common is not None:
+            suspects.append(found.common)  # its own block began as a copy of that one
+        for block in reversed(suspects):
+            if self._tree.links.has_children(block) or self._blocks.refs[block] > (block in own_blocks):
+                continue
+            for slot in self._tree.carried(block):
+                self._withdraw_state(slot, own_slot)
+            self._drop(block)
+
+    def _withdraw_state(self, slot: SlotId, own: SlotId | None) -> None:
+        if self._slots.refs[slot] == (slot == own):
+            self._tree.drop_state(slot)
 
     def _subtree(self, block: BlockId) -> list[BlockId]:
         """The block and those below it, parents before children."""

@@ -204,6 +204,10 @@ class HybridCache:
         self._tick += 1
         return self._ahead.close(self._require(holding), self._tick)
 
+    def withdraw(self, holding: Holding) -> None:
+        self._require(holding, slot=None)
+        self._evictor.withdraw(self._tree.walk(holding.chain), holding)
+
     def release(self, holding: Holding, *, donate: bool) -> None:
         if holding.released:
             return

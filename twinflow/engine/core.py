@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterable
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
 from twinflow.contracts.checkpoints import default_interval_tokens
-from twinflow.contracts.errors import (
-    Cancelled,
-    HandoffFailed,
-    Internal,
-    TooLong,
-    TwinflowError,
-    from_reason,
-)
+from twinflow.contracts.errors import Cancelled, HandoffFailed, Internal, TooLong, TwinflowError, from_reason
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load
 from twinflow.engine import base
@@ -290,6 +283,8 @@ class Engine:
 
     def _drawn(self, sequence: Sequence, drawn: Drawn) -> None:
         if drawn.error:
+            if drawn.broken and sequence.holding is not None:
+                self.cache.withdraw(sequence.holding)  # else whoever has the same prefix fails, too
             self._fail(sequence, Internal(drawn.error))
             return
         sample = sequence.take(drawn.token_id, drawn.logprobs)

@@ -16,11 +16,13 @@ _ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One row's result. `error` says why there is no token (`token_id` is 0 then): the request has failed, no other has."""
+    """One row's result. `error` says why there is no token (`token_id` is 0 then): the request has failed, no other has.
+    `broken`: its logits were no numbers, so what was computed for it may be none either."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class Draw:
     def read(self) -> list[Drawn]:
         tokens, outcomes = self._host.tolist()
         return [
-            Drawn(token, self._logprobs.of(i) if self._logprobs and outcome == OK else None, _ERRORS[outcome])
+            Drawn(
+                token,
+                self._logprobs.of(i) if self._logprobs and outcome == OK else None,
+                _ERRORS[outcome],
+                outcome == BROKEN,
+            )
             for i, (token, outcome) in enumerate(zip(tokens, outcomes, strict=True))
         ]
