@@ -2,7 +2,8 @@
 
     python -m benchmarks.cache_ops [--blocks 10000 1000000]
 
-Each line says what was measured, what it is compared with, and whether it holds. Times are medians.
+Each line says what was measured, what it is compared with, and whether it holds. Times are medians of processor time: nothing
+here waits, so on an idle core that is the time on the clock, and what else the machine does is not in it.
 
 The index is everything that the cache keeps on the host: tree, pools, eviction, checkpoints; from before the cache is made to
 when each of its blocks is published. Of few blocks it is what Python's allocator counts, of many the growth of the process.
@@ -45,9 +46,9 @@ def resident_bytes() -> int:
 def median_s(run: Callable[[], object], repeats: int) -> float:
     times = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = time.thread_time()
         run()
-        times.append(time.perf_counter() - started)
+        times.append(time.thread_time() - started)
     return statistics.median(times)
 
 

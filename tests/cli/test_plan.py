@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,31 @@ def test_its_options_start_a_worker_that_holds_it(capsys: pytest.CaptureFixture[
     assert {name: made["arena"][name] for name in ("total_bytes", "block_bytes", "slot_bytes", "blocks", "slots")} == {
         name: getattr(geometry, name) for name in ("total_bytes", "block_bytes", "slot_bytes", "blocks", "slots")
     }
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "both"])
+def test_a_worker_started_with_its_options_has_these_pools(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, role: str
+) -> None:
+    """From the command's output through the service's own settings to an engine that has loaded the model and served."""
+    from services.decode import config as decode
+    from services.prefill import config as prefill
+    from twinflow.contracts.workers import Role
+    from twinflow.engine.build import build_engine
+
+    folder = str(make_checkpoint(tmp_path, "qwen3_5", 0))
+    sizes = ["--cache-bytes", "5MB", "--max-running", "3", "--checkpoint-slots", "2", "--block-tokens", "32"]
+    made = as_json(capsys, folder, *sizes, "--role", role)
+    load = prefill.load if role == "prefill" else decode.load
+    settings = replace(load(["--model", folder, *made["options"]]).engine, role=Role(role), transport="none")
+    engine, ready = build_engine(settings, on_transfer=lambda done: None, transport=None)
+    arena, counts = made["arena"], engine.cache.counts()
+    assert counts["attention"].total == counts["attention"].free == arena["blocks"]
+    assert counts["state"].total == counts["state"].free == arena["slot_floor"] == 3 + 2
+    assert (ready.arena_bytes, ready.block_tokens) == (arena["total_bytes"], made["block_tokens"])
+    assert engine.cache.max_request_tokens() == made["capacity_tokens"]
+    assert ready.max_request_tokens == made["max_request_tokens"]
+    engine.close()
 
 
 def test_a_folder_and_a_cache_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -88,13 +88,14 @@ async def check_batch(
         assert both_warm[i].stats.prefill_resumed_tokens == boundary
 
 
-async def test_conversation_of_four_turns(workers: Workers, oracle: Oracle) -> None:
-    """The first turn is handed off; each later one resumes on the decode worker where the last reply ended."""
+async def test_conversation_of_six_turns(workers: Workers, oracle: Oracle) -> None:
+    """The first turn is handed off; each later one resumes on the decode worker where the last reply ended, so that it
+    computes the new tokens and the reply's last one."""
     ties = Ties()
     async with connect(workers) as w:
         talk = oracle.text_ids[:150]
         end = 0
-        for turn in range(4):
+        for turn in range(6):
             prefill = [w["prefill-0"]] if turn == 0 else []
             got = await w["decode-0"].generate(talk, prefill=prefill, salt="talk", max_tokens=NEW)
             assert not got.error
@@ -105,6 +106,20 @@ async def test_conversation_of_four_turns(workers: Workers, oracle: Oracle) -> N
             end = len(talk) + NEW - 1
             talk = talk + want.tokens + oracle.text_ids[500 + 40 * turn : 530 + 40 * turn]
     assert not ties.found, ties.found
+
+
+async def test_a_template_that_rewrites_the_reply_resumes_at_the_prompts_end(workers: Workers, oracle: Oracle) -> None:
+    """E.g. one that drops the reasoning of earlier turns: what follows the prompt is no longer what was said."""
+    talk = oracle.text_ids[:150]
+    async with connect(workers) as w:
+        first = await w["decode-0"].generate(talk, prefill=[w["prefill-0"]], salt="rewritten", max_tokens=NEW)
+        rewritten = talk + first.tokens[5:] + oracle.text_ids[700:730]
+        got = await w["decode-0"].generate(rewritten, prefill=[], salt="rewritten", max_tokens=NEW)
+    assert not first.error and not got.error
+    ties = Ties()
+    ties.check("rewritten", got.tokens, await asyncio.to_thread(oracle.greedy, rewritten, NEW))
+    assert not ties.found, ties.found
+    assert (got.stats.route, got.stats.decode_resumed_tokens) == ("local", len(talk))
 
 
 async def test_attention_hits_survive_an_empty_state_lookup(workers: Workers, oracle: Oracle) -> None:
