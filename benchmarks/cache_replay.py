@@ -84,6 +84,7 @@ VARIANTS = {
     "unified": Variant(prepare=unify),
 }
 RIVALS = ("lru", "prompt", "min")
+WORSE_AT_MOST = 0.005  # of the tokens that a rival saves
 
 
 def geometry(layout: CacheLayout, size: int, share: float | None) -> ArenaGeometry:
@@ -212,6 +213,19 @@ def verdicts(points: Sequence[Point]) -> Iterator[str]:
             yield f"{label}: where the capacity holds everything: at least {min(full):.1f} % of the ceiling"
 
 
+def misses(points: Sequence[Point]) -> Iterator[str]:
+    """Where ours saves less than a rival by more than `WORSE_AT_MOST` of what that one saves, on what is held out."""
+    pairs = [(p, name) for p in points if not p.tuned for name in RIVALS if name in p.shares]
+    missed = [(p, name) for p, name in pairs if p.shares["ours"] < (1 - WORSE_AT_MOST) * p.shares[name]]
+    yield (
+        f"held out: never less than {', '.join(RIVALS)} by more than {WORSE_AT_MOST:.1%} of the tokens that they save: "
+        f"{len(pairs) - len(missed)} of {len(pairs)} comparisons"
+    )
+    for p, name in missed:
+        ours, other = p.shares["ours"], p.shares[name]
+        yield f"  MISSED {p.part}, {p.mode}, {p.gib:,} GiB: {ours:.2f} against {other:.2f} of {name}, {ours / other - 1:+.1%}"
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
@@ -236,7 +250,7 @@ def report(traces: Sequence[Path], limit: int | None, outcomes: dict[Run, Outcom
                     f"{outcome.yields} yields, {len(outcome.refused)} refused"
                 )
         points += points_of(trace, requests, most, outcomes)
-    print("\n" + table(points) + "\n", *verdicts(points), sep="\n")
+    print("\n" + table(points) + "\n", *verdicts(points), *misses(points), sep="\n")
     return points
 
 

@@ -175,6 +175,22 @@ def test_the_command_writes_a_row_per_point_and_the_picture_a_panel_per_held_out
     assert titles == ["made 31–80"]
 
 
+def point(part: str, *, tuned: bool = False, **shares: float) -> Point:
+    return Point(part, tuned, "overlapping", 32, False, 60.0, shares)
+
+
+def test_a_rival_that_saves_more_is_named_unless_it_is_by_half_a_per_cent_of_what_it_saves() -> None:
+    points = [
+        point("tuned", tuned=True, ours=1.0, lru=9.0, prompt=9.0, min=9.0),
+        point("close", ours=9.96, lru=10.0, prompt=9.0, min=9.96),
+        point("far", ours=9.94, lru=9.0, prompt=10.0, min=9.94),
+        point("large", ours=40.0, min=40.0),
+    ]
+    said, *missed = cache_replay.misses(points)
+    assert said.endswith("6 of 7 comparisons")
+    assert missed == ["  MISSED far, overlapping, 32 GiB: 9.94 against 10.00 of prompt, -0.6%"]
+
+
 def test_a_picture_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="held out"):
         draw([])

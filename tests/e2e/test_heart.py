@@ -88,6 +88,7 @@ async def check_batch(
         assert both_warm[i].stats.prefill_resumed_tokens == boundary
 
 
+@pytest.mark.timeout(600)  # the first test to want the workers starts them
 async def test_conversation_of_six_turns(workers: Workers, oracle: Oracle) -> None:
     """The first turn is handed off; each later one resumes on the decode worker where the last reply ended, so that it
     computes the new tokens and the reply's last one."""
@@ -108,6 +109,7 @@ async def test_conversation_of_six_turns(workers: Workers, oracle: Oracle) -> No
     assert not ties.found, ties.found
 
 
+@pytest.mark.timeout(600)
 async def test_a_template_that_rewrites_the_reply_resumes_at_the_prompts_end(workers: Workers, oracle: Oracle) -> None:
     """E.g. one that drops the reasoning of earlier turns: what follows the prompt is no longer what was said."""
     talk = oracle.text_ids[:150]
