@@ -35,6 +35,9 @@ class ClusterSettings:
     cache_bytes: int | None = None  # arena of each worker
     transport: str | None = None  # nixl, or none
     verify: str | None = None  # checksum = compare what was moved before using it
+    decode_prefix_cache: bool = (
+        True  # False = decode workers find nothing of what they have computed or received before
+    )
     extra: tuple[tuple[str, str], ...] = ()  # (process name prefix, "option=value") for what has no flag here
 
     @property
@@ -69,6 +72,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--transport", help="nixl, or none where nothing is moved (default: nixl)")
     parser.add_argument("--verify", help="checksum = compare what was moved before using it (default: none)")
+    parser.add_argument(
+        "--no-decode-prefix-cache", action="store_false", dest="decode_prefix_cache",
+        help="decode workers keep nothing for later prompts: what their hits give, measured by the same load without them",
+    )  # fmt: skip
     parser.add_argument(
         "--set", action="append", default=[], dest="extra", metavar="PROCESS:OPTION=VALUE", type=extra,
         help="a setting of one process or kind that has no option here, e.g. decode:engine.step-tokens=4096, "
@@ -175,6 +182,7 @@ def worker_options(settings: ClusterSettings, service: str, name: str, port: int
         "engine.cache-bytes": settings.cache_bytes,
         "engine.transport": settings.transport or ("none" if aggregated else None),
         "engine.verify": settings.verify,
+        "engine.prefix-cache": None if service == "prefill" or settings.decode_prefix_cache else "false",
     }
 
 

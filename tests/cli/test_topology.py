@@ -65,6 +65,16 @@ def test_set_reaches_its_kind_or_its_process_and_wins() -> None:
     assert load_prefill(options(made, "prefill-0")).engine.step_tokens != 77
 
 
+@pytest.mark.parametrize("flags", [[], ["--no-decode-prefix-cache"]], ids=["by default", "switched off"])
+def test_decode_side_hits_can_be_switched_off(flags: list[str]) -> None:
+    made = plan(
+        settings_from(build_parser().parse_args(["up", "--model", "org/m", "--port", "0", "--decode", "2", *flags]))
+    )
+    assert load_prefill(options(made, "prefill-0")).engine.prefix_cache
+    for name in ("decode-0", "decode-1"):
+        assert load_decode(options(made, name)).engine.prefix_cache is not bool(flags)
+
+
 def test_up_options_become_settings() -> None:
     argv = ["up", "--model", "org/m", "--served-model", "n", "--prefill", "3", "--decode", "2", "--port", "0"]
     argv += ["--cache-bytes", "2GiB", "--set", "router:a=b"]

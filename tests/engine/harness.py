@@ -12,6 +12,7 @@ from typing import Any
 
 from twinflow.cache.arena import Arena, ArenaGeometry
 from twinflow.cache.hybrid import HybridCache
+from twinflow.cache.private import PrivateCache
 from twinflow.contracts.hashing import pack_tokens, root_hash
 from twinflow.contracts.requests import GenerateRequest, RequestStats, SamplingParams
 from twinflow.contracts.workers import Role
@@ -56,7 +57,7 @@ class Worker:
         self.transport = LoopbackTransport(network, f"{name}/1/1", self.arena.storage, scheduler or AtPoll())
         settings = EngineConfig(model="", worker_id=name, incarnation="1", role=Role.BOTH, **values)
         thread = TransferThread(self.transport, self.inbox.put, serve=True)
-        cache = HybridCache(model.layout, geometry, self.arena)
+        cache = (HybridCache if settings.prefix_cache else PrivateCache)(model.layout, geometry, self.arena)
         ready = describe(settings, model, self.arena, cache, self.transport)
         assert ready.arena is not None
         self.peer = replace(ready.arena, base_address=0)  # the loopback transport has offsets only

@@ -9,6 +9,7 @@ import torch
 from twinflow.cache.arena import Arena, ArenaGeometry
 from twinflow.cache.base import Cache
 from twinflow.cache.hybrid import HybridCache
+from twinflow.cache.private import PrivateCache
 from twinflow.contracts.errors import ModelError
 from twinflow.contracts.hashing import pack_tokens, root_hash
 from twinflow.contracts.requests import GenerateRequest, SamplingParams
@@ -53,7 +54,7 @@ def build_engine(
         arena = Arena(model.layout, geometry, config.device)
     except MemoryError as error:
         raise ModelError(f"{error}; lower cache_bytes", param="cache_bytes") from error
-    cache = HybridCache(model.layout, geometry, arena)
+    cache = (HybridCache if config.prefix_cache else PrivateCache)(model.layout, geometry, arena)
     link, thread = open_transfer(config, arena, on_transfer, transport) if transport else (None, None)
     ready = describe(config, model, arena, cache, link)
     engine = Engine(config, model, arena, cache, thread, ready)

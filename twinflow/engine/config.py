@@ -44,6 +44,7 @@ class EngineConfig:
     max_running: int = setting(16, "requests that run at once, each with a state slot of its own")
     checkpoint_slots: int = setting(16, "state slots that checkpoints have at least; more where blocks leave room")
     checkpoint_interval_tokens: int = setting(0, "between states saved inside a prompt; 0 = from the model's sizes")
+    prefix_cache: bool = setting(True, "false = no request finds what another left here: to measure what hits give")
     block_tokens: int = setting(64, "tokens of an attention block: the unit of hits and of transfer")
     step_tokens: int = setting(2048, "tokens of one step over all requests: larger is faster prefill, slower decode")
     chunk_tokens: int = setting(512, "largest part of one prompt in a step")
