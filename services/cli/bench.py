@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.cli import bench_route
+from services.cli import bench_handoff, bench_route
 from services.cli.topology import size
 
 if TYPE_CHECKING:
@@ -20,11 +20,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "bench",
         allow_abbrev=False,
-        help="measure an engine on its device, or the router's policies on a trace",
+        help="measure an engine on its device, hand-offs between two, or the router's policies on a trace",
         description="Measures on this machine, with nothing else running beside it.",
     )
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT", help="engine or route")
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT", help="engine, route or handoff")
     bench_route.add_parser(kinds)
+    bench_handoff.add_parser(kinds)
     engine = kinds.add_parser(
         "engine",
         allow_abbrev=False,

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from services.decode.emit import Answer
 from twinflow.contracts.errors import TwinflowError
 from twinflow.contracts.requests import RequestStats
-from twinflow.engine.base import DESCRIPTORS, EARLY_BYTES, WAIT_S, Done
+from twinflow.engine.base import DESCRIPTORS, EARLY_BYTES, TAIL_S, WAIT_S, Done
 from twinflow.engine.metrics import PeerLabels
 
 ROUTES = ("local", "remote")
@@ -42,6 +42,9 @@ class DecodeMetrics:
         )
         self.wait_seconds = Counter(
             "twinflow_handoff_wait_seconds", "Seconds that confirmed hand-offs waited for memory here", peer, registry=r
+        )
+        self.tail_seconds = Counter(
+            "twinflow_handoff_tail_seconds", "Seconds from the end of prompts until all was read", peer, registry=r
         )
         self.generation = Gauge(
             "twinflow_handoff_generation", "The prefill worker's transfer generation in the last one", peer, registry=r
@@ -101,6 +104,7 @@ class DecodeMetrics:
         self.descriptors.labels(peer).inc(stats.extra.get(DESCRIPTORS, 0))
         self.early_bytes.labels(peer).inc(stats.extra.get(EARLY_BYTES, 0))
         self.wait_seconds.labels(peer).inc(stats.extra.get(WAIT_S, 0))
+        self.tail_seconds.labels(peer).inc(stats.extra.get(TAIL_S, 0))
         before = self._transports.get(peer)
         if stats.transport and stats.transport != before:
             if before is not None:

@@ -44,7 +44,7 @@ def long_run(args: argparse.Namespace, network: Network | str) -> int:
         print(f"no cables are pulled: {network}")
     hosts = network if isinstance(network, Network) else None
     faults = schedule(args.seed, args.faults, deck=(*DECK, *UNPLUGGED) if hosts else DECK)
-    known = questions(Oracle(args.model), args.seed, 12, prompt_tokens=640, new_tokens=32)
+    known = questions(Oracle(args.model), args.seed, 12, prompt_tokens=448, new_tokens=32)
     report = Report(args.seed)
     with tempfile.TemporaryDirectory(prefix="twinflow-chaos-") as folder:
         logs = args.logs or Path(folder)

@@ -84,7 +84,8 @@ class ChaosCluster:
         self.exits: list[Exit] = []
         self._cluster = Cluster(made, sink=self.watch, log_dir=log_dir)
         self._network = network
-        self._proxies = {n: Proxy(s, addresses[n], self._pids) for n, s in sockets.items()}
+        hosts = {host: name for name, (host, _) in addresses.items()} if network else {}
+        self._proxies = {n: Proxy(s, addresses[n], self._pids, hosts=hosts) for n, s in sockets.items()}
         self._own = {n: f"{host}:{port}" for n, (host, port) in addresses.items()}
         self._down: set[str] = set()  # killed or paused, by a fault
         self._stopped_at: dict[str, float] = {}

@@ -1,7 +1,8 @@
 """A byte proxy in front of a worker's gRPC port, whose links can be stalled or cut per client process.
 
-The worker advertises the proxy's address, so routers and decode workers come through it. Which process a connection belongs to is
-asked of the system: all of them come from one host. `connect_s` makes connections slow to begin, as those of a far host are.
+The worker advertises the proxy's address, so routers and decode workers come through it. Whose a connection is, its address tells
+where that worker has a host of its own; the others share one, and the system is asked. `connect_s` makes connections slow to
+begin, as those of a far host are.
 """
 
 import asyncio
@@ -61,8 +62,8 @@ class Link:
 
 
 class Proxy:
-    """One listening socket, which it owns, for one worker. `pids`: process id by name, asked at every connection;
-    `connect_s`: from a connection until its first byte passes."""
+    """One listening socket, which it owns, for one worker. `pids`: process id by name, asked at every connection; `hosts`: name
+    by address, of those that are alone there; `connect_s`: from a connection until its first byte passes."""
 
     def __init__(
         self,
@@ -70,11 +71,13 @@ class Proxy:
         target: tuple[str, int],
         pids: Callable[[], Mapping[str, int]],
         connect_s: float = 0.0,
+        hosts: Mapping[str, str] | None = None,
     ) -> None:
         self._socket = listening
         self._target = target
         self._pids = pids
         self._connect_s = connect_s
+        self._hosts = hosts or {}
         self._links: dict[str, Link] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,7 +127,8 @@ class Proxy:
             await connection.close()
 
     async def _find(self, connection: "Connection") -> None:
-        client = await asyncio.to_thread(owner, connection.client, self._pids())
+        client = self._hosts.get(connection.client[0])
+        client = client or await asyncio.to_thread(owner, connection.client, self._pids())
         connection.belongs(self.link(client))
 
 
@@ -196,8 +200,9 @@ def owner(client: tuple[str, int], pids: Mapping[str, int]) -> str:
     """The process that has a TCP connection from this address and port; `OTHER` if none of them has."""
     for name, pid in pids.items():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has just been killed
-            if any(
-                c.laddr and tuple(c.laddr) == client and c.raddr for c in psutil.Process(pid).net_connections("tcp")
-            ):
-                return name
+            for c in psutil.Process(pid).net_connections("tcp"):
+                if (
+                    c.raddr and (c.laddr.ip.removeprefix("::ffff:"), c.laddr.port) == client
+                ):  # IPv4, maybe in a socket of IPv6
+                    return name
     return OTHER

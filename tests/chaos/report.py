@@ -57,6 +57,7 @@ class Report:
     moved_on: int = 0  # times that the router took a request from a lost worker to another
     not_back: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    held_up_s: float = 0.0  # the longest that this process itself stood still
 
     @property
     def wrong(self) -> list[Exchange]:
@@ -138,6 +139,7 @@ class Report:
             "processes ended by their transport after a pause or a pulled cable": len(self.aborts),
             "processes ended otherwise, unasked": len(self.exits) - len(self.aborts),
             "errors in the logs": len(self.trouble),
+            "the harness itself held up, most": f"{self.held_up_s:.1f} s",
         }
         return ["| what | |", "| --- | ---: |", *(f"| {name} | {value} |" for name, value in counts.items())]
 

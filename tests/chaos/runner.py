@@ -17,6 +17,7 @@ from tests.chaos.watch import GENERATION, HANDED_OFF, MOVED_ON, RECOVERED, TROUB
 BACK_S = 90.0  # a worker loads its model and warms up, on a machine that has other things to do
 POINT_S = 4.0  # waiting for a request in the wanted phase
 CATCH_S = 20.0  # trying to stop a process amid a read
+STAYS_S = 0.5  # a read that is posted for so long after its source has stopped is not another worker's, nor on its way
 GOES_ON_S = 10.0  # a wait that began so long after a fault, or after the next one, is not of its making
 LATEST_S = 15.0  # to notice that a process is gone
 AFTERWARDS_S = 1.0  # what was noticed just before the end is said just after it
@@ -45,6 +46,7 @@ async def run(
     async with ChaosCluster(model, workers, log_dir, network) as cluster:
         load = Load(cluster.base_url, cluster.model, seed, known, clients)
         runner = Runner(cluster, load, report, random.Random(seed), say)
+        lag = asyncio.create_task(runner.watch_itself())
         try:
             await runner.baseline(known)
             for i in range(0, len(faults), round_faults):
@@ -52,6 +54,7 @@ async def run(
                 runner.account()
                 after_round()
         finally:
+            lag.cancel()
             await load.close()
             runner.account()
 
@@ -65,6 +68,13 @@ class Runner:
         self._say = say
         self._began = time.monotonic()
         self._returning: list[asyncio.Task[None]] = []
+
+    async def watch_itself(self) -> None:
+        """While this process stands still its proxies do, too, and everybody falls silent: that would be a fault of its own."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.1)
+            self._report.held_up_s = max(self._report.held_up_s, time.monotonic() - began - 0.1)
 
     async def baseline(self, known: Sequence[Question]) -> None:
         """Raises AssertionError unless the cluster, left alone, gives the answers that all others are compared with."""
@@ -119,10 +129,18 @@ class Runner:
         stop, go = (cluster.unplug, cluster.plug) if unplugged else (cluster.pause, cluster.resume)
         while time.monotonic() < until:
             stop(victim)
-            if await cluster.reads_posted():
+            if await self._stays_posted():
                 return True
             go(victim)
             await asyncio.sleep(0.02)
+        return False
+
+    async def _stays_posted(self) -> bool:
+        began = time.monotonic()
+        while await self._cluster.reads_posted():
+            if time.monotonic() - began > STAYS_S:
+                return True
+            await asyncio.sleep(0.05)
         return False
 
     async def _do(self, happened: Happened) -> None:
@@ -163,7 +181,8 @@ class Runner:
             later = report.happened[i + 1 :]
             happened.noticed_s = watch.noticed_s(happened.fault, happened.at, noticeable_s(happened, later))
             until_s = min(GOES_ON_S, later[0].at - happened.at) if later else GOES_ON_S
-            waits = [e.silence_after(happened.at, until_s) for e in report.exchanges if e.began < happened.at]
+            there = [e for e in report.exchanges if e.began < happened.at < (e.ended or 0.0)]
+            waits = [e.silence_after(happened.at, until_s) for e in there]
             happened.went_on_s = max(waits, default=0.0)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -41,8 +42,13 @@ class Watch:
     def noticed_s(self, fault: Fault, at: float, within_s: float) -> float | None:
         """Seconds until the last of those who noticed had; None if nobody did. Who had no session has nothing to notice."""
         first: dict[str, float] = {}
-        for line in list(self.lines):
+        lines = list(self.lines)
+        for line in lines[
+            bisect_left(lines, at - 1.0, key=lambda x: x.at) :
+        ]:  # their order is that of threads: nearly this one
             after_s = line.at - at
+            if after_s > within_s + 1.0:
+                break
             if 0 < after_s < within_s and line.name not in first and tells(fault, line):
                 first[line.name] = after_s
         return max(first.values(), default=None)

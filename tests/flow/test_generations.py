@@ -122,4 +122,5 @@ async def test_what_moves_early_is_counted(checkpoint: Path) -> None:
         assert moved == stats["bytes_moved"] and 0 < early < moved
         assert 2 <= d("twinflow_handoff_descriptors_total", peer="p") <= stats["blocks_moved"] + 1
         assert d("twinflow_handoff_wait_seconds_total", peer="p") >= 0
+        assert 0 < d("twinflow_handoff_tail_seconds_total", peer="p") < 20
         await flow.clean()

@@ -47,14 +47,18 @@ def test_a_whole_hand_off() -> None:
     assert (i.outstanding_blocks, i.outstanding_slots) == ((52, 53), ())
     assert i.finished(4, [14], [], 3, 0, TAG) == [Pull("r/2", ((14, 54),), ((3, 5),))]
     assert i.outstanding_slots == (5,)
-    assert i.pull_finished("r/2", True, bytes=100, seconds=0.5, descriptors=2, transport="t") == [Unpin((54,), (5,))]
+    assert i.pull_finished("r/2", True, bytes=100, seconds=0.5, descriptors=2, transport="t", began=1.0) == [
+        Unpin((54,), (5,))
+    ]
     assert i.phase is Phase.PULLING
-    said = i.pull_finished("r/1", True, bytes=10, seconds=0.25, descriptors=1, transport="t")
+    said = i.pull_finished("r/1", True, bytes=10, seconds=0.25, descriptors=1, transport="t", began=2.0)
     assert said == [Unpin((52, 53), ()), SayPulled((12, 13, 14), (3,))]
     assert i.confirmed(6) == []  # of another session
     assert i.confirmed(7) == [Adopt(TAG)]
     assert i.phase is Phase.CONFIRMED
-    assert i.moved == Moved(blocks=3, slots=1, bytes=110, seconds=0.75, descriptors=3, pulls=2, transport="t")
+    assert i.moved == Moved(
+        blocks=3, slots=1, bytes=110, seconds=0.75, descriptors=3, pulls=2, transport="t", until=2.25
+    )
     assert i.confirmed(7) == i.cancelled() == i.session_lost() == i.announced(0, [1]) == []
 
 
@@ -130,6 +134,13 @@ def test_checksums() -> None:
         else:
             assert out == [SayPulled((12, 13, 14), (3,))]
             assert i.verified(got, {5: 6}) == []
+
+
+def test_seconds_are_those_with_a_read_out() -> None:
+    moved = Moved()
+    for began, ended in ((10.0, 12.0), (11.0, 13.0), (12.5, 13.0), (20.0, 21.0)):
+        moved.took(began, ended - began)
+    assert moved.seconds == pytest.approx(4.0)
 
 
 def test_failing_waits_for_reads() -> None:

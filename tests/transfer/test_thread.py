@@ -77,7 +77,7 @@ def test_posts_are_split_and_bounded_per_peer(world: World) -> None:
         r.copy()
         r.done()
     done = world.event()
-    assert done == PullFinished("a/1", True, "", 200, done.seconds, 4, "loopback")
+    assert done == PullFinished("a/1", True, "", 200, done.seconds, 4, "loopback", began=done.began)
     assert world.target[512:712] == world.source[:200]
     until(lambda: world.thread.in_flight.posts == 0)
 

@@ -28,6 +28,7 @@ from twinflow.transfer.base import GenerationClosed, GenerationOpened, OfferedSt
 DESCRIPTORS = "handoff_descriptors"  # ranges read
 EARLY_BYTES = "handoff_early_bytes"  # read before the peer had finished the prompt
 WAIT_S = "handoff_wait_s"  # until there was memory here
+TAIL_S = "handoff_tail_s"  # from the end of the prompt at the peer until all was read
 
 
 class Mode(Enum):

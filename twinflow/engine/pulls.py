@@ -77,6 +77,7 @@ class Pulls:
 
     def finished(self, sequence: Sequence, message: base.PrefillFinished) -> list[Notice]:
         assert sequence.intake is not None
+        sequence.intake.moved.finished = time.monotonic()
         theirs = message.stats
         sequence.stats = replace(
             sequence.stats,
@@ -113,7 +114,14 @@ class Pulls:
         if event.refused and sequence.peer is not None and sequence.intake is received:
             self._refused[sequence.peer.key] = event.error
         actions = received.pull_finished(
-            event.pull_id, event.ok, event.error, event.bytes, event.seconds, event.descriptors, event.transport
+            event.pull_id,
+            event.ok,
+            event.error,
+            event.bytes,
+            event.seconds,
+            event.descriptors,
+            event.transport,
+            event.began,
         )
         for action in actions:
             if isinstance(action, intake.Unpin):
@@ -164,6 +172,8 @@ class Pulls:
                     slot_sums = {s: crc32(self.arena.slot_bytes(s)) for s in slots}
                     notices += self._execute(sequence, sequence.intake.verified(sums, slot_sums))
                 case intake.SayPulled(blocks, slots):
+                    moved = sequence.intake.moved
+                    moved.tail_s = time.monotonic() - moved.finished
                     notices.append(PullDone(sequence.id, blocks, slots))
                 case intake.Adopt(tag, checkpoint):
                     self._adopt(sequence, tag, checkpoint)
@@ -207,6 +217,7 @@ class Pulls:
                 base.DESCRIPTORS: moved.descriptors,
                 base.EARLY_BYTES: moved.early_bytes,
                 base.WAIT_S: moved.waited_s,
+                base.TAIL_S: moved.tail_s,
             },
         )
 

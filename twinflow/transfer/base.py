@@ -61,7 +61,8 @@ class OfferedState:
 
 @dataclass(frozen=True, slots=True)
 class PullFinished:
-    """Terminal. `bytes` and `descriptors` count DONE posts, `seconds` run from the first post to the last terminal state.
+    """Terminal. `bytes` and `descriptors` count DONE posts, `seconds` run from the first post (`began`, monotonic) to the last
+    terminal state.
     `transport` as `Transport.transport_in_use` ("" if nothing was posted). `refused`: the peer is readable, but over a path
     that is not allowed; so will be every later pull from it."""
 
@@ -73,6 +74,7 @@ class PullFinished:
     descriptors: int = 0
     transport: str = ""
     refused: bool = False
+    began: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

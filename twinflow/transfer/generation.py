@@ -283,7 +283,15 @@ class Generation:
         seconds = time.monotonic() - pull.started if pull.started is not None else 0.0
         self._report(
             PullFinished(
-                pull.pull_id, not pull.error, pull.error, pull.bytes, seconds, pull.descriptors, path, pull.refused
+                pull.pull_id,
+                not pull.error,
+                pull.error,
+                pull.bytes,
+                seconds,
+                pull.descriptors,
+                path,
+                pull.refused,
+                pull.started or 0.0,
             )
         )
 

@@ -108,8 +108,9 @@ Action = Reserve | Pull | Unpin | CancelPull | Verify | SayPulled | Adopt | Fail
 
 @dataclass(slots=True)
 class Moved:
-    """What this hand-off moved so far. Bytes and counts of DONE reads; `seconds` sums over pulls, `early_bytes` moved before
-    the peer had finished the prompt, `waited_s` went by until there was memory."""
+    """What this hand-off moved so far. Bytes and counts of DONE reads; `seconds`: while any of its pulls was out, those at
+    once counted once. `early_bytes` moved before the peer had finished the prompt, `waited_s` went by until there was memory,
+    `tail_s` from the end of the prompt until all was read (and compared, with checksums)."""
 
     blocks: int = 0
     slots: int = 0
@@ -120,6 +121,14 @@ class Moved:
     pulls: int = 0
     transport: str = ""
     waited_s: float = 0.0
+    tail_s: float = 0.0
+    until: float = 0.0  # when the newest of them ended; monotonic, as the next
+    finished: float = 0.0  # when the end of the prompt was told
+
+    def took(self, began: float, seconds: float) -> None:
+        """A pull that has ended now; they are told in the order of their ends."""
+        self.seconds += max(0.0, began + seconds - max(began, self.until))
+        self.until = max(self.until, began + seconds)
 
 
 @dataclass(slots=True)
@@ -250,6 +259,7 @@ class Intake:
         seconds: float = 0.0,
         descriptors: int = 0,
         transport: str = "",
+        began: float = 0.0,
     ) -> list[Action]:
         """A pull is terminal. Unknown and repeated ids are ignored."""
         pull = self._outstanding.pop(pull_id, None)
@@ -258,7 +268,7 @@ class Intake:
         actions: list[Action] = [Unpin(tuple(d for _, d in pull.blocks), tuple(d for _, d in pull.slots))]
         self.moved.bytes += bytes
         self.moved.early_bytes += 0 if self._finished else bytes
-        self.moved.seconds += seconds
+        self.moved.took(began, seconds)
         self.moved.descriptors += descriptors
         self.moved.pulls += 1
         self.moved.transport = transport or self.moved.transport

@@ -1,0 +1,100 @@
+"""What a hand-off moves in what time, what a client waits for meanwhile, and a plain copy to hold it against.
+
+Both workers are whole processes; this side speaks to the decode worker as a router does and names the prefill worker as its
+only candidate. So all of it is in the figures: sessions, fronts, engines, transport.
+"""
+
+import itertools
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+
+from twinflow.bench.client import Worker
+from twinflow.contracts.errors import Internal
+from twinflow.engine.base import DESCRIPTORS, EARLY_BYTES, TAIL_S
+
+COPIES = 10
+IDS = 64  # every vocabulary has so many
+STEPS = 16  # tokens behind the second one, whose gaps are steps of the decode worker
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One hand-off. `read_s`: with a read out; `tail_s`: from the end of the prompt until all was read; `gap_s`: between the
+    first and the second token; `step_s`: of the decode worker, behind the same context."""
+
+    bytes: int
+    blocks: int
+    slots: int
+    read_s: float
+    early_bytes: int
+    tail_s: float
+    gap_s: float
+    step_s: float
+    first_s: float
+    descriptors: int
+    transport: str
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.read_s
+
+
+@dataclass(slots=True)
+class Shooter:
+    """Hand-offs one at a time, each waited for."""
+
+    prefill: Worker
+    decode: Worker
+    within_s: float
+    seed: int = 0
+
+    def fresh(self, tokens: int) -> np.ndarray:
+        """A prompt that nobody has seen."""
+        self.seed += 1
+        return np.random.default_rng(self.seed).integers(0, IDS, tokens)
+
+    async def shoot(self, prompt: np.ndarray) -> Shot:
+        """Raises Internal unless it went through a hand-off that moved something."""
+        began = time.monotonic()
+        answer = await self.decode.generate(prompt, self.prefill, STEPS + 2, self.within_s)
+        stats, marks = answer.stats, answer.marks
+        if stats.route != "remote" or not stats.bytes_moved:
+            raise Internal(f"a request went {stats.route or 'nowhere'} ({stats.reason}): nothing was moved")
+        gaps = [b - a for a, b in itertools.pairwise(marks)]
+        return Shot(
+            bytes=stats.bytes_moved,
+            blocks=stats.blocks_moved,
+            slots=stats.slots_moved,
+            read_s=stats.transfer_s,
+            early_bytes=int(stats.extra.get(EARLY_BYTES, 0)),
+            tail_s=float(stats.extra.get(TAIL_S, 0.0)),
+            gap_s=gaps[0],
+            step_s=median(gaps[1:]),
+            first_s=marks[0] - began,
+            descriptors=int(stats.extra.get(DESCRIPTORS, 0)),
+            transport=stats.transport,
+        )
+
+
+def plain_copy_s(size_bytes: int, source: str, target: str) -> float:
+    """Seconds of one copy of so many bytes between these devices, the best of several in a row each."""
+    a = torch.empty(size_bytes, dtype=torch.uint8, device=source).fill_(1)
+    b = torch.empty(size_bytes, dtype=torch.uint8, device=target).fill_(0)
+
+    def wait() -> None:
+        for device in {source, target} - {"cpu"}:
+            torch.cuda.synchronize(device)
+
+    best = float("inf")
+    for _ in range(COPIES):
+        wait()
+        began = time.perf_counter()
+        for _ in range(COPIES):
+            b.copy_(a, non_blocking=True)
+        wait()
+        best = min(best, (time.perf_counter() - began) / COPIES)
+    return best
