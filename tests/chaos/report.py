@@ -13,6 +13,7 @@ from tests.chaos.watch import Line
 # Codes of errors that say what a fault did. `internal` would be a bug, `bad_request` the load's own.
 CLEAR = frozenset({"worker_lost", "no_decode_worker", "handoff_failed", "no_capacity", "overloaded", "deadline"})
 EXPLAINS_S = 12.0  # a fault explains errors until so long after its end
+NOTICEABLE_S = 4.0  # beyond 3 s of silence
 LOOSE_NOTICE_S = 10.0  # 3 s of silence, on a machine that has other things to do
 
 
@@ -88,8 +89,18 @@ class Report:
         found += [f"{line.name} logs: {line.text}" for line in self.trouble]
         found += [f"not back: {name}" for name in self.not_back]
         found += ["no answer came through a hand-off"] if self.exchanges and not self.handed_off else []
+        found += [
+            f"of {len(long)} faults {group!r} none was noticed: do they reach anybody?"
+            for group, long in self._silent()
+        ]
         late = [h for h in self.happened if h.noticed_s is not None and h.noticed_s > LOOSE_NOTICE_S]
         return found + [f"noticed only after {h.noticed_s:.1f} s: {h.fault}" for h in late]
+
+    def _silent(self) -> list[tuple[str, list[Happened]]]:
+        """Kinds of which nobody noticed one, though several lasted long enough."""
+        long = [h for h in self.happened if h.until - h.at > NOTICEABLE_S]
+        groups = {g: [h for h in long if h.fault.group == g] for g in sorted({h.fault.group for h in long})}
+        return [(g, hs) for g, hs in groups.items() if len(hs) >= 3 and all(h.noticed_s is None for h in hs)]
 
     def explained(self, exchange: Exchange) -> bool:
         """A fault was there while it ran, or shortly before; a lost connection needs one of the router."""

@@ -169,8 +169,21 @@ def test_a_bad_exchange_is_found(bad: Exchange, says: str) -> None:
         (lambda r: setattr(r, "handed_off", 0), "no answer came through a hand-off"),
         (lambda r: r.not_back.append("prefill-0"), "not back: prefill-0"),
         (lambda r: r.happened.append(Happened(FAULT, 1.0, 5.0, 11.0)), "noticed only after 11.0 s"),
+        (lambda r: setattr(r, "happened", [Happened(FAULT, 1.0, 5.5)] * 3), "do they reach anybody?"),
     ],
-    ids=["block", "slot", "doomed", "lease", "silent worker", "exit", "log", "no hand-off", "not back", "late"],
+    ids=[
+        "block",
+        "slot",
+        "doomed",
+        "lease",
+        "silent worker",
+        "exit",
+        "log",
+        "no hand-off",
+        "not back",
+        "late",
+        "nobody notices",
+    ],
 )
 def test_a_bad_state_is_found(change: object, says: str) -> None:
     report = good()
