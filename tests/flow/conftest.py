@@ -62,6 +62,7 @@ class Flow:
     engines: dict[str, Engine] = field(default_factory=dict)
     prefill: PrefillRole | None = None
     decode: DecodeRole | None = None
+    decoders: dict[str, DecodeRole] = field(default_factory=dict)
     fronts: dict[str, Front] = field(default_factory=dict)
 
     @property
@@ -137,6 +138,7 @@ async def run_flow(
     def decode_role(front):
         role = DecodeRole(front, front.config)
         flow.decode = role if front.worker_id == "d" else flow.decode
+        flow.decoders[front.worker_id] = role
         return role
 
     async with contextlib.AsyncExitStack() as stack:
