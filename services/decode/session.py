@@ -12,7 +12,7 @@ from typing import Protocol
 
 import grpc
 
-from twinflow.contracts.errors import HandoffFailed, Internal, Overloaded, TwinflowError
+from twinflow.contracts.errors import HandoffFailed, Incompatible, Internal, Overloaded, TwinflowError
 from twinflow.node.handshake import (
     PROTOCOL_MAX,
     PROTOCOL_MIN,
@@ -253,7 +253,7 @@ class Session:
         assert self.arena is not None
         try:
             arena = arena_of(self.key, message.generation, message.ranks)
-        except HandoffFailed as e:
+        except Incompatible as e:
             self.end(e.message)
             return
         log.info("%s has opened transfer generation %d", self, message.generation)
@@ -300,9 +300,12 @@ class Session:
 
 
 def arena_of(key: SessionKey, generation: int, ranks: Sequence[pb.ArenaInfo]) -> PeerArena:
-    """Raises HandoffFailed unless the peer is one rank with an arena."""
+    """Raises Incompatible unless the peer is one rank with an arena."""
     if len(ranks) != 1:
-        raise HandoffFailed(f"{key[0]} has {len(ranks)} ranks; exactly one is supported")
+        raise Incompatible(
+            f"prefill worker {key[0]} lies on {len(ranks)} ranks, this worker on 1: blocks and states of unequal tensor-parallel "
+            "sizes are not moved; run both with one rank"
+        )
     a = ranks[0]
     return PeerArena(
         worker_id=key[0],

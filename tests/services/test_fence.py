@@ -274,3 +274,24 @@ async def test_registers_only_after_the_engine_is_ready(opened) -> None:
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     await until(lambda: registry.records() == {})
+
+
+async def test_a_peer_on_several_ranks_is_refused_at_the_handshake(opened) -> None:
+    """Slices of unequal tensor-parallel sizes are not moved: nothing is opened there, and the request runs here."""
+    server = await opened.enter_async_context(PrefillServer().serve())
+    hello = server.hello
+
+    def on_two() -> pb.HandoffHello:
+        made = hello()
+        made.ranks.add()
+        return made
+
+    server.hello = on_two  # type: ignore[method-assign]
+    d, _ = await opened.enter_async_context(decode_front(FakeEngine()))
+    router = RouterClient(d.address)
+    opened.push_async_callback(router.close)
+    router.submit(submit("a", server.candidate()))
+    last = await router.end_of("a")
+    assert (last.error.reason, last.stats.route) == ("", "local")
+    assert "px lies on 2 ranks, this worker on 1" in last.stats.reason
+    assert server.of("open") == []
