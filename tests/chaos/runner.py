@@ -16,7 +16,7 @@ from tests.chaos.watch import GENERATION, HANDED_OFF, MOVED_ON, RECOVERED, TROUB
 
 BACK_S = 90.0  # a worker loads its model and warms up, on a machine that has other things to do
 POINT_S = 4.0  # waiting for a request in the wanted phase
-CATCH_S = 20.0  # trying to stop a process amid a read
+CATCH_S = 30.0  # trying to stop a process amid a read
 STAYS_S = 0.5  # a read that is posted for so long after its source has stopped is not another worker's, nor on its way
 GOES_ON_S = 10.0  # a wait that began so long after a fault, or after the next one, is not of its making
 LATEST_S = 15.0  # to notice that a process is gone
@@ -123,17 +123,19 @@ class Runner:
         return False
 
     async def _catch_read(self, fault: Fault) -> bool:
-        """A READ takes milliseconds. So the worker is stopped for a moment again and again, until one is found posted."""
+        """A READ takes milliseconds. So the process is stopped for a moment again and again, until one is found posted. (A
+        cable comes out only then: connections take seconds to recover from that.)"""
         cluster, victim, until = self._cluster, fault.victims[0], time.monotonic() + CATCH_S
-        unplugged = fault.kind is Kind.UNPLUG
-        stop, go = (cluster.unplug, cluster.plug) if unplugged else (cluster.pause, cluster.resume)
-        while time.monotonic() < until:
-            stop(victim)
-            if await self._stays_posted():
-                return True
-            go(victim)
+        caught = False
+        while not caught and time.monotonic() < until:
+            cluster.pause(victim)
+            caught = await self._stays_posted()
+            if caught and fault.kind is Kind.UNPLUG:
+                cluster.unplug(victim)
+            if not caught or fault.kind is Kind.UNPLUG:
+                cluster.resume(victim)
             await asyncio.sleep(0.02)
-        return False
+        return caught
 
     async def _stays_posted(self) -> bool:
         began = time.monotonic()
