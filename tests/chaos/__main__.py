@@ -76,6 +76,8 @@ def table(report: Report, args: argparse.Namespace) -> list[str]:
 def progress(report: Report, args: argparse.Namespace) -> None:
     """After every round: one line, and the table of what ran so far."""
     table(report, args)
+    for defect in report.defects()[-3:]:
+        print(f"so far: {defect}")
     print(
         f"{len(report.happened)} of {args.faults} faults, {len(report.exchanges)} requests, {len(report.defects())} defects, "
         f"{report.seconds / 60:.1f} minutes",

@@ -51,8 +51,8 @@ async def run(
             await runner.baseline(known)
             for i in range(0, len(faults), round_faults):
                 await runner.round(faults[i : i + round_faults])
-                runner.account()
-                after_round()
+                await asyncio.to_thread(runner.account)  # proxies go on meanwhile
+                await asyncio.to_thread(after_round)
         finally:
             lag.cancel()
             await load.close()
