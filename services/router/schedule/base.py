@@ -3,24 +3,26 @@
 A policy is data: how it reads hits, what it scores by, and how it picks (`policies`). All times are milliseconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
-from typing import Protocol, TypeVar
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from services.router.schedule.rates import Rates
 from twinflow.contracts.errors import NoCapacity
 from twinflow.contracts.groups import GroupKind
-from twinflow.contracts.hits import GroupHit, usable_tokens
+from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.workers import Role, WorkerRecord
-
-T = TypeVar("T")
 
 NO_RATES = Rates()
 
 Key = tuple[str, str]  # worker id, incarnation
-Terms = dict[str, float]  # name → ms; negative ones are saved
+F64 = NDArray[np.float64]
+Terms = dict[str, F64]  # name → ms of each worker, or of each pair; negative ones are saved
 
 
 class ChoiceKind(Enum):
@@ -80,7 +82,9 @@ class WorkerFacts:
         )
 
     def usable_tokens(self, prompt_tokens: int) -> int:
-        return usable_tokens(self.hits, prompt_tokens) if self.checkpoints else 0
+        """As `contracts.hits` defines it, for these two groups."""
+        last = min(self.attention_tokens, prompt_tokens - 1)
+        return max((c for c in self.checkpoints if c <= last), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +119,33 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighted:
-    """A worker with its hit."""
+class Crowd:
+    """Workers of one layout side by side, with their hits as the policy reads them. Arrays are (workers,)."""
 
-    facts: WorkerFacts
-    hit: Hit
+    facts: tuple[WorkerFacts, ...]
+    reach: F64  # tokens
+    usable: F64
+    active: F64  # requests
+    queued: F64  # tokens of prompts
+    waiting: F64  # prompts
+    slots: F64  # 0 = unknown
 
-    @property
-    def id(self) -> str:
-        return self.facts.record.id
+    @classmethod
+    def of(cls, facts: Sequence[WorkerFacts], hits: Sequence[Hit]) -> "Crowd":
+        rows = [
+            (h.reach_tokens, h.usable_tokens, w.active_requests, w.queued_prefill_tokens, w.waiting_prompts,
+             w.record.load.total_slots)
+            for w, h in zip(facts, hits, strict=True)
+        ]  # fmt: skip
+        return cls(tuple(facts), *np.array(rows, np.float64).reshape(len(rows), 6).T)
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    def take(self, at: Sequence[int]) -> "Crowd":
+        """Those workers, in that order."""
+        columns = (self.reach, self.usable, self.active, self.queued, self.waiting, self.slots)
+        return Crowd(tuple(self.facts[i] for i in at), *(c[list(at)] for c in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,32 +172,33 @@ class Sight(Protocol):
 class Scorer(Protocol):
     """Costs in named terms; the least sum is the best. Pure."""
 
-    def prefill(self, worker: Sighted, scene: Scene) -> Terms:
-        """Of the prompt at this prefill worker, whoever decodes."""
+    def prefill(self, workers: Crowd, scene: Scene) -> Terms:
+        """(workers,) of the prompt at each prefill worker, whoever decodes."""
         ...
 
-    def decode(self, worker: Sighted, scene: Scene) -> Terms:
-        """Of one sequence more at this decode worker, whoever prefills."""
+    def decode(self, workers: Crowd, scene: Scene) -> Terms:
+        """(workers,) of one sequence more at each decode worker, whoever prefills."""
         ...
 
-    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
-        """Of what lies between the two; `computed` are the prefill worker's terms."""
+    def pair(self, decode: Crowd, prefill: Crowd, computed: Terms, scene: Scene) -> Terms:
+        """(decode, prefill) of what lies between the two; `computed` are the prefill workers' terms."""
         ...
 
-    def local(self, decode: Sighted, scene: Scene) -> Terms:
-        """Of the prompt on the decode worker alone."""
+    def local(self, decode: Crowd, scene: Scene) -> Terms:
+        """(decode,) of the prompt on the decode worker alone."""
         ...
 
-    def local_limit(self, decode: Sighted, local: Terms, remote: Terms, scene: Scene) -> int:
-        """The longest suffix that the decode worker shall compute itself rather than hand off."""
+    def local_limit(self, decode: Crowd, local: Terms, remote: F64, scene: Scene) -> F64:
+        """(decode,) the longest suffix that a decode worker shall compute itself rather than hand off; `remote` is the total
+        of its best hand-off."""
         ...
 
 
 class Picker(Protocol):
     """One of several, by their costs. Pure."""
 
-    def __call__(self, costs: Mapping[T, float], random: Random, turn: int) -> T:
-        """`costs` is not empty; its order is the workers' own."""
+    def __call__(self, costs: F64, random: Random, turn: int) -> int:
+        """`costs` (n ≥ 1,) in the workers' own order."""
         ...
 
 

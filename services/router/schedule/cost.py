@@ -15,7 +15,13 @@ The two sides save different things: a prefill worker what `usable_tokens` spare
 attention already reaches; the final state moves whatever it holds.
 """
 
-from services.router.schedule.base import Scene, Sighted, Terms, WorkerFacts
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.router.schedule.base import F64, Crowd, Scene, Terms
+from services.router.schedule.rates import Rates
 
 # Used until anything was measured, by anybody. Of the right order on a GPU; what matters is that they are equal for all.
 PREFILL_TOKENS_PER_S = 20_000.0
@@ -32,87 +38,110 @@ NOISE = 1.5  # a factor between a worker's rate and that of all like it
 class Cost:
     """The scorer of `cost`, and of the policies that only read hits differently."""
 
-    def prefill(self, worker: Sighted, scene: Scene) -> Terms:
-        compute_ms = prefill_ms(worker.facts, scene.request.prompt_tokens - worker.hit.usable_tokens, scene)
+    def prefill(self, workers: Crowd, scene: Scene) -> Terms:
+        compute_ms = prefill_ms(workers, scene.request.prompt_tokens - workers.usable, scene)
         return {
-            "wait": prefill_ms(worker.facts, worker.facts.queued_prefill_tokens, scene),
+            "wait": prefill_ms(workers, workers.queued, scene),
             "prefill": compute_ms,
-            "behind": scene.policy.behind * min(scene.behind, worker.facts.waiting_prompts + SOON) * compute_ms,
+            "behind": scene.policy.behind * np.minimum(scene.behind, workers.waiting + SOON) * compute_ms,
         }
 
-    def decode(self, worker: Sighted, scene: Scene) -> Terms:
-        return decode_terms(worker.facts, scene)
+    def decode(self, workers: Crowd, scene: Scene) -> Terms:
+        return decode_terms(workers, scene)
 
-    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
-        blocks_ms, slot_ms = transfer_ms(decode, prefill.facts.record.id, scene)
-        return {"transfer": blocks_ms + slot_ms, "hidden": -min(blocks_ms, computed["prefill"])}
+    def pair(self, decode: Crowd, prefill: Crowd, computed: Terms, scene: Scene) -> Terms:
+        blocks_ms, slot_ms = transfer_ms(decode, prefill, scene)
+        hidden = np.minimum(blocks_ms, computed["prefill"]) if len(prefill) else blocks_ms
+        return {"transfer": blocks_ms + slot_ms, "hidden": -hidden}
 
-    def local(self, decode: Sighted, scene: Scene) -> Terms:
-        compute_ms = prefill_ms(decode.facts, scene.request.prompt_tokens - decode.hit.usable_tokens, scene)
-        terms = decode_terms(decode.facts, scene)
-        terms["streams"] += scene.policy.others * decode.facts.active_requests * compute_ms
-        return {
-            "wait": prefill_ms(decode.facts, decode.facts.queued_prefill_tokens, scene),
-            "prefill": compute_ms,
-            **terms,
-        }
+    def local(self, decode: Crowd, scene: Scene) -> Terms:
+        compute_ms = prefill_ms(decode, scene.request.prompt_tokens - decode.usable, scene)
+        terms = decode_terms(decode, scene)
+        terms["streams"] = terms["streams"] + scene.policy.others * decode.active * compute_ms
+        return {"wait": prefill_ms(decode, decode.queued, scene), "prefill": compute_ms, **terms}
 
-    def local_limit(self, decode: Sighted, local: Terms, remote: Terms, scene: Scene) -> int:
+    def local_limit(self, decode: Crowd, local: Terms, remote: F64, scene: Scene) -> F64:
         """Where both cost the same, if the time to compute the suffix is proportional to its length; none at all on a decode
         worker that is busy enough with decoding."""
-        if is_decode_bound(decode.facts, scene):
-            return 0
-        suffix_tokens = scene.request.prompt_tokens - decode.hit.usable_tokens
-        growing = local["prefill"] * (1 + scene.policy.others * decode.facts.active_requests)
-        spare = sum(remote.values()) - (sum(local.values()) - growing)
-        return max(0, min(scene.policy.local_max_tokens, int(suffix_tokens * spare / growing)))
+        suffix_tokens = scene.request.prompt_tokens - decode.usable
+        growing = local["prefill"] * (1 + scene.policy.others * decode.active)
+        spare = remote - (sum(local.values()) - growing)
+        even = np.clip(np.trunc(suffix_tokens * spare / growing), 0, scene.policy.local_max_tokens)
+        return np.where(decode_bound(decode, scene), 0.0, even)
 
 
-def prefill_ms(w: WorkerFacts, tokens: int, scene: Scene) -> float:
-    """To compute so many tokens of prompts on this worker."""
-    if tokens <= 0:
-        return 0.0
-    rate = trusted(w.rates.prefill.at(tokens), scene.fleet_of(w).prefill.at(tokens))
-    return 1e3 * tokens / (rate or PREFILL_TOKENS_PER_S)
+def prefill_ms(workers: Crowd, tokens: F64, scene: Scene) -> F64:
+    """To compute so many tokens of prompts on each worker."""
+    tokens = np.maximum(tokens, 0.0)
+    rate = trusted(workers, tokens, lambda rates, n: rates.prefill.at(n) if n else None, scene)
+    taken: F64 = 1e3 * tokens / np.where(np.isnan(rate), PREFILL_TOKENS_PER_S, rate)
+    return taken
 
 
-def step_ms(w: WorkerFacts, sequences: float, scene: Scene) -> float:
+def step_ms(workers: Crowd, sequences: F64, scene: Scene) -> F64:
     """Of a decode step with so many sequences."""
-    learnt = trusted(w.rates.step.at(sequences), scene.fleet_of(w).step.at(sequences))
-    return 1e3 * (STEP_S + STEP_SLOPE_S * sequences if learnt is None else learnt)
+    learnt = trusted(workers, sequences, lambda rates, n: rates.step.at(n), scene)
+    return 1e3 * np.where(np.isnan(learnt), STEP_S + STEP_SLOPE_S * sequences, learnt)
 
 
-def transfer_ms(decode: Sighted, prefill_id: str, scene: Scene) -> tuple[float, float]:
-    """Of the blocks that the decode worker lacks, and of a slot."""
-    record, rates = decode.facts.record, decode.facts.rates
-    own = rates.links.get(prefill_id) or rates.link
-    rate = trusted(own, scene.fleet_of(decode.facts).link) or LINK_BYTES_PER_S
-    tokens = max(0, scene.request.prompt_tokens - decode.hit.reach_tokens)
-    per_token = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
-    return 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
+def transfer_ms(decode: Crowd, prefill: Crowd, scene: Scene) -> tuple[F64, F64]:
+    """(decode, prefill) of the blocks that the decode worker lacks, and of a slot."""
+    shape = (len(decode), len(prefill))
+    ids = [p.record.id for p in prefill.facts]
+    own, fleet = np.full(shape, np.nan), np.full((shape[0], 1), np.nan)
+    sizes = np.zeros((2, shape[0], 1))
+    for i, w in enumerate(decode.facts):
+        record, links = w.record, w.rates.links
+        if links:
+            mean = w.rates.link
+            own[i] = [links.get(id) or mean for id in ids]
+        fleet[i] = scene.fleet_of(w).link or np.nan
+        sizes[0, i] = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
+        sizes[1, i] = record.slot_bytes or SLOT_BYTES
+    rate = unless_noise(own, fleet)
+    rate = np.where(np.isnan(rate), LINK_BYTES_PER_S, rate)
+    tokens = np.maximum(0.0, scene.request.prompt_tokens - decode.reach)[:, None]
+    return 1e3 * tokens * sizes[0] / rate, 1e3 * sizes[1] / rate
 
 
-def trusted(own: float | None, fleet: float | None) -> float | None:
+def trusted(workers: Crowd, xs: F64, read: Callable[[Rates, float], float | None], scene: Scene) -> F64:
+    """What is known of each worker at its x, or of all like it; nan where nothing is."""
+    fleets: dict[tuple[int, float], float | None] = {}
+    own, fleet = np.full(len(workers), np.nan), np.full(len(workers), np.nan)
+    for i, (w, x) in enumerate(zip(workers.facts, xs.tolist(), strict=True)):
+        found = read(w.rates, x)
+        if found is not None:
+            own[i] = found
+        like = scene.fleet_of(w)
+        key = (id(like), x)
+        if key not in fleets:
+            fleets[key] = read(like, x)
+        if (of_all := fleets[key]) is not None:
+            fleet[i] = of_all
+    return unless_noise(own, fleet)
+
+
+def unless_noise(own: F64, fleet: F64) -> F64:
     """What is known of a worker counts where it differs from all like it by more than half; less is noise, and choosing by
-    noise only piles requests upon whoever seems to be fast."""
-    if own is None or fleet is None:
-        return fleet if own is None else own
-    return own if not 1 / NOISE < own / fleet < NOISE else fleet
+    noise only piles requests upon whoever seems to be fast. nan = unknown."""
+    ratio = own / fleet
+    near = (ratio > 1 / NOISE) & (ratio < NOISE)
+    return np.where(np.isnan(own) | near, fleet, own)
 
 
-def decode_terms(w: WorkerFacts, scene: Scene) -> Terms:
-    """What one sequence more means on this decode worker, for itself and for those that run there."""
-    active, slots = w.active_requests, w.record.load.total_slots
-    with_it = step_ms(w, active + 1, scene)
-    slower_ms = max(0.0, with_it - step_ms(w, active, scene))
-    over = active + 1 - slots if slots else 0
-    wait_ms = over / slots * scene.reply_tokens * with_it if over > 0 else 0.0
+def decode_terms(workers: Crowd, scene: Scene) -> Terms:
+    """What one sequence more means on each decode worker, for itself and for those that run there."""
+    active, slots = workers.active, workers.slots
+    with_it = step_ms(workers, active + 1, scene)
+    slower_ms = np.maximum(0.0, with_it - step_ms(workers, active, scene))
+    over = np.where(slots > 0, active + 1 - slots, 0.0)
+    wait_ms = np.where(over > 0, over / np.maximum(slots, 1.0) * scene.reply_tokens * with_it, 0.0)
     own_ms = scene.reply_tokens * slower_ms * (active + 1)
     return {"slot": wait_ms, "step": with_it, "streams": scene.policy.others * own_ms}
 
 
-def is_decode_bound(w: WorkerFacts, scene: Scene) -> bool:
+def decode_bound(workers: Crowd, scene: Scene) -> NDArray[np.bool_]:
     """No slot is left, or its steps already take as long as they may."""
-    slots = w.record.load.total_slots
-    full = 0 < slots <= w.active_requests
-    return full or step_ms(w, w.active_requests + 1, scene) >= scene.policy.decode_bound_ms
+    full = (workers.slots > 0) & (workers.slots <= workers.active)
+    bound: NDArray[np.bool_] = full | (step_ms(workers, workers.active + 1, scene) >= scene.policy.decode_bound_ms)
+    return bound

@@ -26,10 +26,17 @@ def drop(w: WorkerFacts, request: RouteRequest, policy: Policy) -> Drop | None:
     return None
 
 
-def usable_decoders(snapshot: Snapshot, request: RouteRequest, policy: Policy) -> list[WorkerFacts]:
+def drops(workers: Iterable[WorkerFacts], request: RouteRequest, policy: Policy) -> list[Drop | None]:
+    return [drop(w, request, policy) for w in workers]
+
+
+def usable_decoders(
+    snapshot: Snapshot, request: RouteRequest, policy: Policy, found: list[WorkerFacts] | None = None
+) -> list[WorkerFacts]:
     """Never empty: raises NoDecodeWorker that says what is missing. Those that fail again and again only where nobody else is
-    left."""
-    found = [w for w in snapshot.workers if w.record.role in DECODERS and drop(w, request, policy) is None]
+    left. `found`: those that are options, if that is known already."""
+    if found is None:
+        found = [w for w in snapshot.workers if w.record.role in DECODERS and drop(w, request, policy) is None]
     if not found:
         raise NoDecodeWorker(why_no_decoder(snapshot, request, policy))
     return [w for w in found if ("", w.record.id) not in snapshot.broken] or found
@@ -40,16 +47,13 @@ def why_no_decoder(snapshot: Snapshot, request: RouteRequest, policy: Policy) ->
     decoders = [w for w in snapshot.workers if w.record.role in DECODERS]
     if not decoders:
         return "no decode worker is registered"
-    drops = [drop(w, request, policy) for w in decoders]
-    ours = [d for d in drops if d is not None and d not in (Drop.OTHER_MODEL, Drop.OTHER_FINGERPRINT)]
+    ours = [
+        d
+        for d in drops(decoders, request, policy)
+        if d is not None and d not in (Drop.OTHER_MODEL, Drop.OTHER_FINGERPRINT)
+    ]
     if not ours:
         return f"none of {len(decoders)} decode workers serves model {request.model!r} with the expected layout"
     order = list(Drop)
     told = ", ".join(f"{ours.count(d)} {d.value}" for d in sorted(set(ours), key=order.index))
     return f"no decode worker is usable: {told}"
-
-
-def dropped(workers: Iterable[WorkerFacts], request: RouteRequest, policy: Policy) -> dict[str, str]:
-    """By worker id, those that are no option."""
-    reasons = {w.record.id: drop(w, request, policy) for w in workers}
-    return {id: d.value for id, d in reasons.items() if d is not None}

@@ -1,16 +1,16 @@
 """Pickers: one of several, by what they cost."""
 
-from collections.abc import Mapping
 from random import Random
 
-from services.router.schedule.base import T
+import numpy as np
+
+from services.router.schedule.base import F64
 
 
-def least(costs: Mapping[T, float], random: Random, turn: int) -> T:
+def least(costs: F64, random: Random, turn: int) -> int:
     """Equals fall at random."""
-    lowest = min(costs.values())
-    return random.choice([name for name, cost in costs.items() if cost <= lowest])
+    return int(random.choice(np.flatnonzero(costs <= costs.min()).tolist()))
 
 
-def next_in_turn(costs: Mapping[T, float], random: Random, turn: int) -> T:
-    return list(costs)[turn % len(costs)]
+def next_in_turn(costs: F64, random: Random, turn: int) -> int:
+    return turn % len(costs)

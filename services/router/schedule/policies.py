@@ -10,7 +10,9 @@ round_robin     one after the other
 from dataclasses import replace
 from typing import Any
 
-from services.router.schedule.base import Hit, Policy, Scene, Sighted, Terms, WorkerFacts
+import numpy as np
+
+from services.router.schedule.base import F64, Crowd, Hit, Policy, Scene, Terms, WorkerFacts
 from services.router.schedule.cost import Cost
 from services.router.schedule.pick import least, next_in_turn
 from twinflow.contracts.errors import BadRequest
@@ -41,59 +43,50 @@ def blind(facts: WorkerFacts, prompt_tokens: int) -> Hit:
 class Queue:
     """What is there already, in requests at the decode worker and tokens at the prefill worker."""
 
-    def prefill(self, worker: Sighted, scene: Scene) -> Terms:
-        return {"queued": float(worker.facts.queued_prefill_tokens)}
+    def prefill(self, workers: Crowd, scene: Scene) -> Terms:
+        return {"queued": workers.queued}
 
-    def decode(self, worker: Sighted, scene: Scene) -> Terms:
-        return {"active": float(worker.facts.active_requests)}
+    def decode(self, workers: Crowd, scene: Scene) -> Terms:
+        return {"active": workers.active}
 
-    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
+    def pair(self, decode: Crowd, prefill: Crowd, computed: Terms, scene: Scene) -> Terms:
         return {}
 
-    def local(self, decode: Sighted, scene: Scene) -> Terms:
-        return {"active": float(decode.facts.active_requests)}
+    def local(self, decode: Crowd, scene: Scene) -> Terms:
+        return {"active": decode.active}
 
-    def local_limit(self, decode: Sighted, local: Terms, remote: Terms, scene: Scene) -> int:
-        return scene.policy.local_max_tokens
+    def local_limit(self, decode: Crowd, local: Terms, remote: F64, scene: Scene) -> F64:
+        return np.full(len(decode), float(scene.policy.local_max_tokens))
 
 
-class Overlap:
+class Overlap(Queue):
     """Tokens to compute and to wait for; a request that runs counts as a block of 64 and a token to be moved as a twentieth."""
 
-    def prefill(self, worker: Sighted, scene: Scene) -> Terms:
-        tokens = scene.request.prompt_tokens - worker.hit.usable_tokens
-        return {"queued": float(worker.facts.queued_prefill_tokens), "prefill": float(tokens)}
+    def prefill(self, workers: Crowd, scene: Scene) -> Terms:
+        return {"queued": workers.queued, "prefill": scene.request.prompt_tokens - workers.usable}
 
-    def decode(self, worker: Sighted, scene: Scene) -> Terms:
-        return {"active": 64.0 * worker.facts.active_requests}
+    def decode(self, workers: Crowd, scene: Scene) -> Terms:
+        return {"active": 64.0 * workers.active}
 
-    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
-        return {"transfer": max(0, scene.request.prompt_tokens - decode.hit.reach_tokens) / 20}
+    def pair(self, decode: Crowd, prefill: Crowd, computed: Terms, scene: Scene) -> Terms:
+        moved = np.maximum(0.0, scene.request.prompt_tokens - decode.reach) / 20
+        return {"transfer": np.repeat(moved[:, None], len(prefill), axis=1)}
 
-    def local(self, decode: Sighted, scene: Scene) -> Terms:
+    def local(self, decode: Crowd, scene: Scene) -> Terms:
         return self.prefill(decode, scene) | self.decode(decode, scene)
 
-    def local_limit(self, decode: Sighted, local: Terms, remote: Terms, scene: Scene) -> int:
-        return scene.policy.local_max_tokens
 
-
-class Nothing:
+class Nothing(Queue):
     """Everything costs the same."""
 
-    def prefill(self, worker: Sighted, scene: Scene) -> Terms:
-        return {"queued": 0.0}
+    def prefill(self, workers: Crowd, scene: Scene) -> Terms:
+        return {"queued": np.zeros(len(workers))}
 
-    def decode(self, worker: Sighted, scene: Scene) -> Terms:
-        return {"active": 0.0}
+    def decode(self, workers: Crowd, scene: Scene) -> Terms:
+        return {"active": np.zeros(len(workers))}
 
-    def pair(self, decode: Sighted, prefill: Sighted, computed: Terms, scene: Scene) -> Terms:
-        return {}
-
-    def local(self, decode: Sighted, scene: Scene) -> Terms:
-        return {"active": 0.0}
-
-    def local_limit(self, decode: Sighted, local: Terms, remote: Terms, scene: Scene) -> int:
-        return scene.policy.local_max_tokens
+    def local(self, decode: Crowd, scene: Scene) -> Terms:
+        return self.decode(decode, scene)
 
 
 POLICIES: dict[str, Policy] = {

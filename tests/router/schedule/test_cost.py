@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from services.router.schedule.base import Hit, RouteRequest, Scene, Sighted, Snapshot, WorkerFacts
+from services.router.schedule.base import Crowd, Hit, RouteRequest, Scene, Snapshot, Terms, WorkerFacts
 from services.router.schedule.choose import choose
-from services.router.schedule.cost import Cost, decode_terms, is_decode_bound, prefill_ms
+from services.router.schedule.cost import Cost, decode_bound, decode_terms, prefill_ms
 from services.router.schedule.policies import policy_named
 from services.router.schedule.rates import Curve, Line, Rates
 from tests.router.schedule.test_choose import P, pick, worker
@@ -21,50 +22,58 @@ def scene(n: int = 10_000, behind: float = 0.0, **policy: object) -> Scene:
     return Scene(RouteRequest("m", n, 100, 0), policy_named("cost", **values), {}, 100.0, behind)
 
 
-def known(id: str, role=None, reach: int = 0, usable: int = 0, slots: int = 64, **facts: object) -> Sighted:
+def known(id: str, role=None, reach: int = 0, usable: int = 0, slots: int = 64, waiting: int = 0, **facts: object) -> Crowd:
     made = worker(id, role, **facts) if role is not None else worker(id, **facts)
     record = dataclasses.replace(
         made.record, load=Load(total_slots=slots), block_tokens=100, block_bytes=10**6, slot_bytes=5 * 10**7
     )
-    return Sighted(dataclasses.replace(made, record=record, rates=RATES), Hit(reach, usable))
+    made = dataclasses.replace(made, record=record, rates=RATES, waiting_prompts=waiting)
+    return Crowd.of([made], [Hit(reach, usable)])
+
+
+def of_one(terms: Terms) -> dict[str, float]:
+    return {name: column.item() for name, column in terms.items()}
 
 
 def test_a_prefill_worker_waits_computes_and_holds_others_up() -> None:
-    busy = known("p", P, usable=4_000, queued=2_000)
-    busy = Sighted(dataclasses.replace(busy.facts, waiting_prompts=5), busy.hit)
-    terms = COST.prefill(busy, scene(behind=2.0))
+    busy = known("p", P, usable=4_000, queued=2_000, waiting=5)
+    terms = of_one(COST.prefill(busy, scene(behind=2.0)))
     assert terms == {"wait": pytest.approx(200), "prefill": pytest.approx(600), "behind": pytest.approx(1200)}
-    idle = COST.prefill(known("p", P, usable=4_000), scene(behind=9.0))
+    idle = of_one(COST.prefill(known("p", P, usable=4_000), scene(behind=9.0)))
     assert idle == {"wait": 0, "prefill": pytest.approx(600), "behind": pytest.approx(150)}
 
 
+def pair(decode: Crowd, prefill: Crowd, prefill_ms: float, where: Scene) -> dict[str, float]:
+    return of_one(COST.pair(decode, prefill, {"prefill": np.array([prefill_ms])}, where))
+
+
 def test_a_transfer_is_what_attention_lacks_and_one_slot_and_hides_behind_the_prompt() -> None:
-    computed = {"wait": 0.0, "prefill": 30.0}
-    terms = COST.pair(known("d", reach=4_000), known("p", P), computed, scene())
+    terms = pair(known("d", reach=4_000), known("p", P), 30.0, scene())
     assert terms["transfer"] == pytest.approx(60 + 50)  # 6,000 tokens of 10 kB, 50 MB, at 1 GB/s
     assert terms["hidden"] == -30
-    terms = COST.pair(known("d", reach=9_000), known("p", P), computed, scene())
+    terms = pair(known("d", reach=9_000), known("p", P), 30.0, scene())
     assert terms["transfer"] + terms["hidden"] == pytest.approx(50)
 
 
 def test_an_unknown_pair_goes_by_the_others() -> None:
     """The same decode worker's links first, then everybody's, then a guess that is equal for all."""
-    other = COST.pair(known("d"), known("q", P), {"prefill": 0.0}, scene())
-    assert other["transfer"] == pytest.approx(150)
-    fresh = dataclasses.replace(known("d").facts, rates=Rates())
+    assert pair(known("d"), known("q", P), 0.0, scene())["transfer"] == pytest.approx(150)
+    fresh = dataclasses.replace(known("d").facts[0], rates=Rates())
     fleet = dataclasses.replace(scene(), fleet={("f", Role.DECODE): Rates(links={"any": 2e9})})
-    assert COST.pair(Sighted(fresh, Hit(0, 0)), known("q", P), {"prefill": 0.0}, fleet)["transfer"] == pytest.approx(75)
+    unknown = Crowd.of([fresh], [Hit(0, 0)])
+    assert pair(unknown, known("q", P), 0.0, fleet)["transfer"] == pytest.approx(75)
+    assert pair(unknown, known("q", P), 0.0, scene())["transfer"] == pytest.approx(15)
 
 
 def test_one_sequence_more_slows_all_of_them() -> None:
-    terms = decode_terms(known("d", active=9).facts, scene())
+    terms = of_one(decode_terms(known("d", active=9), scene()))
     assert terms["step"] == pytest.approx(10.0) and terms["slot"] == 0
     assert terms["streams"] == pytest.approx(0.5 * 100 * 0.1 * 10)  # others · reply · slope · sequences
 
 
 def test_a_full_worker_costs_the_wait_for_a_slot() -> None:
-    assert decode_terms(known("d", active=3, slots=4).facts, scene())["slot"] == 0
-    waits = [decode_terms(known("d", active=n, slots=4).facts, scene())["slot"] for n in (4, 5, 8)]
+    assert decode_terms(known("d", active=3, slots=4), scene())["slot"] == 0
+    waits = [decode_terms(known("d", active=n, slots=4), scene())["slot"].item() for n in (4, 5, 8)]
     assert 0 < waits[0] < waits[1] < waits[2]
 
 
@@ -72,17 +81,20 @@ def test_local_streams_stand_still_meanwhile() -> None:
     d = known("d", usable=9_000, active=10)
     terms = COST.local(d, scene())
     assert terms["prefill"] == pytest.approx(100)
-    assert terms["streams"] - decode_terms(d.facts, scene())["streams"] == pytest.approx(0.5 * 10 * 100)
+    assert terms["streams"] - decode_terms(d, scene())["streams"] == pytest.approx(0.5 * 10 * 100)
+
+
+def limit_of(d: Crowd, remote_ms: float, where: Scene) -> float:
+    return COST.local_limit(d, COST.local(d, where), np.array([remote_ms]), where).item()
 
 
 def test_the_local_limit_is_where_both_cost_the_same() -> None:
-    d, remote = known("d", usable=9_000), {"wait": 300.0, "prefill": 50.0}
-    local = COST.local(d, scene())
-    limit = COST.local_limit(d, local, remote, scene(local_max_tokens=10**6))
-    at_limit = COST.local(known("d", usable=10_000 - limit), scene())
-    assert sum(at_limit.values()) == pytest.approx(sum(remote.values()), abs=0.2)
-    assert COST.local_limit(d, local, remote, scene(local_max_tokens=700)) == 700
-    assert COST.local_limit(d, local, {"wait": 0.0}, scene()) == 0
+    d, remote_ms = known("d", usable=9_000), 350.0
+    limit = limit_of(d, remote_ms, scene(local_max_tokens=10**6))
+    at_limit = COST.local(known("d", usable=10_000 - int(limit)), scene())
+    assert sum(at_limit.values()) == pytest.approx(remote_ms, abs=0.2)
+    assert limit_of(d, remote_ms, scene(local_max_tokens=700)) == 700
+    assert limit_of(d, 0.0, scene()) == 0
 
 
 @pytest.mark.parametrize(
@@ -92,9 +104,8 @@ def test_the_local_limit_is_where_both_cost_the_same() -> None:
 )
 def test_decode_bound(facts: dict[str, int], bound: bool) -> None:
     d = known("d", usable=9_999, **facts)
-    assert is_decode_bound(d.facts, scene()) is bound
-    limit = COST.local_limit(d, COST.local(d, scene()), {"wait": 1e6}, scene())
-    assert (limit == 0) is bound
+    assert decode_bound(d, scene()).item() is bound
+    assert (limit_of(d, 1e6, scene()) == 0) is bound
 
 
 def test_a_decode_bound_worker_never_prefills_while_somebody_else_can() -> None:
@@ -112,14 +123,15 @@ def test_rates_of_all_where_a_worker_is_like_them_its_own_where_not_a_guess_at_f
 
     def ms(rate: float | None, where: Scene) -> float:
         rates = Rates(prefill=Curve(((10, rate, 9),))) if rate else Rates()
-        return prefill_ms(WorkerFacts(worker("a").record, True, 0, 0, rates=rates), 1000, where)
+        one = Crowd.of([WorkerFacts(worker("a").record, True, 0, 0, rates=rates)], [Hit(0, 0)])
+        return prefill_ms(one, np.array([1000.0]), where).item()
 
     assert ms(None, scene()) == pytest.approx(50)
     assert ms(10_000.0, scene()) == pytest.approx(100)
     assert ms(None, known_fleet) == pytest.approx(25)
     assert ms(10_000.0, known_fleet) == pytest.approx(100)  # four times slower is no noise
     assert ms(28_000.0, known_fleet) == ms(52_000.0, known_fleet) == pytest.approx(25)
-    assert prefill_ms(worker("a"), 0, scene()) == 0
+    assert prefill_ms(known("a"), np.zeros(1), scene()) == 0
 
 
 def test_a_choice_carries_its_terms_and_the_others() -> None:
