@@ -19,7 +19,7 @@ from services.router.schedule.policies import policy_named
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import View
 from twinflow.contracts.events import CacheEvent, EventKind
-from twinflow.contracts.workers import Load, Role, WorkerRecord
+from twinflow.contracts.workers import Load, Pace, Role, WorkerRecord
 
 TOKENS, BLOCK = 32_768, 64
 
@@ -41,6 +41,18 @@ def fill(view: View, records: list[WorkerRecord], prompt: PromptKeys, entries: i
         for at in range(0, len(noise), 16):
             events.append(CacheEvent(len(events) + 1, EventKind.BLOCK_STORED, noise[at : at + 16], BLOCK))
         view.apply(r.key, events)
+
+
+def teach(view: View, records: list[WorkerRecord]) -> None:
+    """Every worker has reported steps of both kinds with several lengths and batches, and waits or runs."""
+    for number, r in enumerate(records):
+        pace = Pace()
+        for k in range(1, 9):
+            tokens, decoded = (512 << k % 5, 0) if r.role is Role.PREFILL else (0, 16 * k)
+            pace = Pace(
+                pace.steps + 1, pace.busy_s + 0.01 * k, pace.prefill_tokens + tokens, pace.decode_tokens + decoded
+            )
+            view.set_load(r.key, Load(number % 7, number % 3, 1000 * (number % 5), total_slots=256, pace=pace))
 
 
 def cpu_ms(what: Callable[[], object], rounds: int = 41) -> float:
@@ -66,6 +78,7 @@ def main() -> None:
         view.put(r)
         view.set_connected(r.key, True)
     fill(view, records, prompt, args.entries)
+    teach(view, records)
     index, snapshot = view._index, view.snapshot(prompt)
     request, policy = RouteRequest("m", TOKENS, 256, 0), policy_named("cost")
     rows = {

@@ -32,6 +32,7 @@ class RunPrompt(PromptKeys):
             ids = self._ids(k * block_tokens, (k + 1) * block_tokens)
             self._hashes.append(block_hash(self._parent(k), ids))
         self._keys = keys_of(self._hashes)
+        self._tails: dict[int, bytes] = {}  # of positions that somebody has asked for
 
     def block_hashes(self, record: WorkerRecord) -> list[bytes]:
         return self._hashes
@@ -44,8 +45,11 @@ class RunPrompt(PromptKeys):
 
     def prefix_hash(self, position: int) -> bytes:
         blocks, tail = divmod(position, self._block_tokens)
-        parent = self._parent(blocks)
-        return tail_hash(parent, self._ids(position - tail, position)) if tail else parent
+        if not tail:
+            return self._parent(blocks)
+        if position not in self._tails:
+            self._tails[position] = tail_hash(self._parent(blocks), self._ids(position - tail, position))
+        return self._tails[position]
 
     def _parent(self, blocks: int) -> bytes:
         return self._hashes[blocks - 1] if blocks else self._root

@@ -10,11 +10,13 @@ from random import Random
 
 from services.router.bench.cache import SimCache
 from services.router.bench.clock import VirtualClock
+from services.router.bench.decode import SimDecode
+from services.router.bench.links import Links
 from services.router.bench.prompt import Run, RunPrompt
 from services.router.bench.timing import Timing
 from services.router.bench.trace import Session
 from services.router.bench.wire import Disturbance, Wire
-from services.router.bench.workers import SimDecode, SimPrefill, SimWorker, Task
+from services.router.bench.workers import SimPrefill, SimWorker, Task
 from services.router.dispatch.submission import submission
 from services.router.schedule.base import Choice, Policy, RouteRequest
 from services.router.schedule.choose import choose
@@ -123,6 +125,7 @@ class Replay:
         self.clock = VirtualClock()
         self.view = View(ViewSettings(), self.clock)
         self.asked: list[Asked] = []
+        self._links = Links(self.clock, setup.timing.link_bytes_per_s)
         self.prefill: dict[str, SimPrefill] = {}
         self.decode: dict[str, SimDecode] = {}
         self._workload, self._setup, self._policy = workload, setup, policy
@@ -145,7 +148,7 @@ class Replay:
             self.prefill[record.id] = SimPrefill(record, setup.cache_bytes, setup.timing, self.clock, wire.send)
         else:
             self.decode[record.id] = SimDecode(
-                record, setup.cache_bytes, setup.timing, self.clock, wire.send, self.prefill
+                record, setup.cache_bytes, setup.timing, self.clock, wire.send, self.prefill, self._links
             )
 
     def run(self) -> list[Asked]:

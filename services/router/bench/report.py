@@ -29,6 +29,8 @@ class Summary:
     ttft_p99_ms: float
     tpot_p50_ms: float
     tpot_p90_ms: float
+    stood_p90_ms: float  # from the first token of a hand-off until the decode worker could go on
+    moved_bytes: float  # per admitted request
     cached_tokens: float  # not computed anywhere
     prefill_attention_tokens: float  # reach on the prefill worker, of remote requests
     prefill_resumed_tokens: float  # where attention and state agree
@@ -57,6 +59,8 @@ def summarise(policy: str, load: float, asked: Sequence[Asked], targets: Targets
         ttft_p99_ms=1e3 * quantile(ttft, 0.99),
         tpot_p50_ms=1e3 * quantile(tpot, 0.5),
         tpot_p90_ms=1e3 * quantile(tpot, 0.9),
+        stood_p90_ms=1e3 * quantile([a.stats.extra.get("stood_s", 0.0) for a in done], 0.9),
+        moved_bytes=sum(a.stats.bytes_moved for a in done) / max(1, len(done)),
         cached_tokens=sum(a.stats.cached_tokens for a in done) / tokens,
         prefill_attention_tokens=sum(a.stats.prefill_attention_tokens for a in done) / tokens,
         prefill_resumed_tokens=sum(a.stats.prefill_resumed_tokens for a in done) / tokens,
@@ -83,7 +87,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 HEAD = (
-    f"{'load':>5} {'policy':<15}{'TTFT p50':>9}{'p90':>7}{'p99':>7}{'TPOT p50':>10}{'p90':>6}{'good':>7}{'shed':>6}"
+    f"{'load':>5} {'policy':<15}{'TTFT p50':>9}{'p90':>7}{'p99':>7}{'TPOT p50':>10}{'p90':>6}{'stood':>7}{'MB':>6}{'good':>7}{'shed':>6}"
     f"{'cached':>8}{'P att.':>8}{'P both':>8}{'D att.':>8}{'D both':>8}{'local':>7}"
 )
 
@@ -96,6 +100,6 @@ def line(s: Summary) -> str:
     widths = (8, 8, 8, 8, 8, 7)
     return (
         f"{s.load:5.2f} {s.policy:<15}{s.ttft_p50_ms:9.0f}{s.ttft_p90_ms:7.0f}{s.ttft_p99_ms:7.0f}"
-        f"{s.tpot_p50_ms:10.2f}{s.tpot_p90_ms:6.1f}{s.good:7.1%}{s.shed:6}"
-        + "".join(f"{share:{width}.1%}" for share, width in zip(shares, widths, strict=True))
+        f"{s.tpot_p50_ms:10.2f}{s.tpot_p90_ms:6.1f}{s.stood_p90_ms:7.0f}{s.moved_bytes / 1e6:6.0f}"
+        f"{s.good:7.1%}{s.shed:6}" + "".join(f"{share:{width}.1%}" for share, width in zip(shares, widths, strict=True))
     )

@@ -5,6 +5,10 @@
     Azure           CSV: arrival and lengths; nothing is shared
 
 A block becomes its id, 512 times. What replies said is not in the traces: they get ids of their own.
+
+A prompt that begins with all whole blocks of an earlier one, of which the last was new then, and that is long enough for that one's
+reply, is taken for the next turn of the same conversation: it begins with the whole earlier prompt and its reply, as the prompts of
+real conversations do. A block whose id has been seen is what it was.
 """
 
 import csv
@@ -90,14 +94,79 @@ def _json_lines(lines: Sequence[str]) -> list[Session]:
     turns: dict[Any, list[dict[str, Any]]] = {}
     for number, row in enumerate(rows):
         turns.setdefault(row.get("session_id", number), []).append(row)
-    replies, sessions = REPLY_IDS, []
+    replies, sessions, conversations = REPLY_IDS, [], _Conversations()
     for of_session in turns.values():
         made = []
         for row in of_session:
             replies += 1
-            made.append(Turn(_blocks(row), max(1, row["output_length"]), replies, row.get("delay", 0.0) / 1e3))
+            reply_tokens = max(1, row["output_length"])
+            alone = "session_id" not in row
+            new = conversations.prompt(row, Run(replies, reply_tokens)) if alone else _blocks(row)
+            made.append(Turn(new, reply_tokens, replies, row.get("delay", 0.0) / 1e3))
         sessions.append(Session(of_session[0].get("timestamp", 0.0) / 1e3, tuple(made)))
     return sessions
+
+
+class _Conversations:
+    """What blocks contain, by id, and whose last whole block each one was when it was new."""
+
+    def __init__(self) -> None:
+        self._contents: dict[int, tuple[Run, ...]] = {}
+        self._ends: dict[int, tuple[Run, ...]] = {}  # → what followed it: the rest of the prompt and its reply
+
+    def prompt(self, row: dict[str, Any], reply: Run) -> tuple[Run, ...]:
+        left, ids = max(1, row["input_length"]), row["hash_ids"]
+        whole = min(left // TRACE_BLOCK_TOKENS, len(ids))
+        runs: list[Run] = []
+        known = next((k for k, id in enumerate(ids) if id not in self._contents), len(ids))
+        new_end = known < whole
+        carried = list(self._ends.get(ids[known - 1], ())) if 0 < known < len(ids) else []
+        if sum(r.tokens for r in carried) > left - known * TRACE_BLOCK_TOKENS:
+            carried = []
+        for k, id in enumerate(ids):
+            wanted = min(TRACE_BLOCK_TOKENS, left)
+            content = self._contents.get(id)
+            if content is None:
+                content, carried = _filled(carried, id)
+                if wanted == TRACE_BLOCK_TOKENS:
+                    self._contents[id] = content
+            runs += _first(content, wanted)
+            left -= wanted
+            if k + 1 == whole:
+                end = len(runs)
+            if left <= 0:
+                break
+        if new_end:
+            self._ends[ids[whole - 1]] = (*runs[end:], reply)
+        return tuple(runs)
+
+
+def _filled(carried: Sequence[Run], id: int) -> tuple[tuple[Run, ...], list[Run]]:
+    """A block that begins with `carried` and is filled with its id, and what of `carried` is left for the next one."""
+    begin = _first(carried, TRACE_BLOCK_TOKENS)
+    taken = sum(r.tokens for r in begin)
+    rest = [Run(id, TRACE_BLOCK_TOKENS - taken)] if taken < TRACE_BLOCK_TOKENS else []
+    return (*begin, *rest), _behind(carried, taken)
+
+
+def _first(runs: Sequence[Run], tokens: int) -> list[Run]:
+    made = []
+    for run in runs:
+        if tokens <= 0:
+            break
+        made.append(Run(run.token_id, min(tokens, run.tokens)))
+        tokens -= run.tokens
+    return made
+
+
+def _behind(runs: Sequence[Run], tokens: int) -> list[Run]:
+    """What is left of them after so many."""
+    made = []
+    for run in runs:
+        if tokens < run.tokens:
+            made.append(Run(run.token_id, run.tokens - max(0, tokens)))
+        tokens -= run.tokens
+    return made
 
 
 def _blocks(row: dict[str, Any]) -> tuple[Run, ...]:

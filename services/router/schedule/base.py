@@ -22,6 +22,7 @@ NO_RATES = Rates()
 
 Key = tuple[str, str]  # worker id, incarnation
 F64 = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Terms = dict[str, F64]  # name → ms of each worker, or of each pair; negative ones are saved
 
 
@@ -72,7 +73,7 @@ class WorkerFacts:
     full_at: int = 0  # requests that ran there when others had to wait for memory or a slot, 0 = never seen
     attention_tokens: int = 0  # reach
     checkpoints: tuple[int, ...] = ()  # ascending; at least the deepest usable one
-    rates: Rates = field(default_factory=Rates)
+    rates: Rates = NO_RATES
 
     @property
     def hits(self) -> tuple[GroupHit, ...]:
@@ -184,13 +185,13 @@ class Scorer(Protocol):
         """(decode, prefill) of what lies between the two; `computed` are the prefill workers' terms."""
         ...
 
-    def local(self, decode: Crowd, scene: Scene) -> Terms:
-        """(decode,) of the prompt on the decode worker alone."""
+    def local(self, decode: Crowd, own: Terms, scene: Scene) -> Terms:
+        """(decode,) of the prompt on the decode worker alone; `own` are its terms for one sequence more."""
         ...
 
-    def local_limit(self, decode: Crowd, local: Terms, remote: F64, scene: Scene) -> F64:
+    def local_limit(self, decode: Crowd, local: Terms, remote: F64, bound: Bools, scene: Scene) -> F64:
         """(decode,) the longest suffix that a decode worker shall compute itself rather than hand off; `remote` is the total
-        of its best hand-off."""
+        of its best hand-off, `bound` those that are busy enough with decoding."""
         ...
 
 

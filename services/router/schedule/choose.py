@@ -11,14 +11,12 @@ from services.router.schedule.base import (
     Choice,
     ChoiceKind,
     Policy,
-    Reason,
     RouteRequest,
     Snapshot,
 )
 from services.router.schedule.filters import DECODERS, drops, usable_decoders
 from services.router.schedule.limits import fits, too_long
 from services.router.schedule.options import Options, options
-from twinflow.contracts.workers import Role
 
 MAX_OTHERS = 5  # alternatives that a choice tells
 
@@ -56,35 +54,21 @@ def _choice(
     n, decode = request.prompt_tokens, best.decode.facts[at]
     peers = [best.peers.facts[p] for p in best.order(at, policy)]
     usable = {id(w): int(u) for w, u in zip(best.peers.facts, best.peers.usable, strict=True)}
-    local, limit = bool(best.is_local[at]), int(best.limit[at])
-    if decode.record.role is Role.BOTH:
-        peers = []
+    local = bool(best.is_local[at])
     whoever = decode if local else peers[0]
     order = [i for i in np.argsort(total, kind="stable")[: MAX_OTHERS + 1].tolist() if i != picked][:MAX_OTHERS]
     return Choice(
         kind=ChoiceKind.LOCAL if local else ChoiceKind.REMOTE,
         decode=decode.record,
         candidates=tuple(Candidate(p.record, usable[id(p)]) for p in peers),
-        reason=_reason(best, at, bool(peers), request, policy),
+        reason=best.reason(at),
         decode_attention_tokens=decode.attention_tokens,
         decode_usable_tokens=decode.usable_tokens(n),
         prefill_tokens=n - whoever.usable_tokens(n),
         max_tokens=request.max_tokens,
         prefill_attention_tokens=whoever.attention_tokens,
-        local_max_tokens=limit,
+        local_max_tokens=int(best.local([at])[1][0]),
         terms=best.terms(at) | {"total": float(best.total[at])},
         others={places[i][0].name(places[i][1]): float(total[i]) for i in order},
         dropped=dropped,
     )
-
-
-def _reason(options: Options, at: int, has_peers: bool, request: RouteRequest, policy: Policy) -> Reason:
-    if options.decode.facts[at].record.role is Role.BOTH:
-        return Reason.ROLE_BOTH
-    if not has_peers:
-        return Reason.NO_PREFILL_WORKER
-    if options.is_local[at]:
-        return Reason.SHORT_SUFFIX
-    short = request.prompt_tokens - options.decode.usable[at] <= policy.local_max_tokens
-    bound = short and options.bound[at]
-    return Reason.DECODE_BOUND if bound else Reason.LONG_SUFFIX

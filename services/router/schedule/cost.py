@@ -15,13 +15,12 @@ The two sides save different things: a prefill worker what `usable_tokens` spare
 attention already reaches; the final state moves whatever it holds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from services.router.schedule.base import F64, Crowd, Scene, Terms
-from services.router.schedule.rates import Rates
+from services.router.schedule.base import F64, NO_RATES, Bools, Crowd, Scene, Terms
+from services.router.schedule.rates import Line, Rates
 
 # Used until anything was measured, by anybody. Of the right order on a GPU; what matters is that they are equal for all.
 PREFILL_TOKENS_PER_S = 20_000.0
@@ -54,20 +53,20 @@ class Cost:
         hidden = np.minimum(blocks_ms, computed["prefill"]) if len(prefill) else blocks_ms
         return {"transfer": blocks_ms + slot_ms, "hidden": -hidden}
 
-    def local(self, decode: Crowd, scene: Scene) -> Terms:
+    def local(self, decode: Crowd, own: Terms, scene: Scene) -> Terms:
         compute_ms = prefill_ms(decode, scene.request.prompt_tokens - decode.usable, scene)
-        terms = decode_terms(decode, scene)
-        terms["streams"] = terms["streams"] + scene.policy.others * decode.active * compute_ms
-        return {"wait": prefill_ms(decode, decode.queued, scene), "prefill": compute_ms, **terms}
+        stopped_ms = scene.policy.others * decode.active * compute_ms
+        wait_ms = prefill_ms(decode, decode.queued, scene)
+        return {"wait": wait_ms, "prefill": compute_ms, **own, "streams": own["streams"] + stopped_ms}
 
-    def local_limit(self, decode: Crowd, local: Terms, remote: F64, scene: Scene) -> F64:
+    def local_limit(self, decode: Crowd, local: Terms, remote: F64, bound: Bools, scene: Scene) -> F64:
         """Where both cost the same, if the time to compute the suffix is proportional to its length; none at all on a decode
         worker that is busy enough with decoding."""
         suffix_tokens = scene.request.prompt_tokens - decode.usable
         growing = local["prefill"] * (1 + scene.policy.others * decode.active)
         spare = remote - (sum(local.values()) - growing)
         even = np.clip(np.trunc(suffix_tokens * spare / growing), 0, scene.policy.local_max_tokens)
-        return np.where(decode_bound(decode, scene), 0.0, even)
+        return np.where(bound, 0.0, even)
 
 
 def prefill_ms(workers: Crowd, tokens: F64, scene: Scene) -> F64:
@@ -79,46 +78,49 @@ def prefill_ms(workers: Crowd, tokens: F64, scene: Scene) -> F64:
 
 
 def step_ms(workers: Crowd, sequences: F64, scene: Scene) -> F64:
-    """Of a decode step with so many sequences."""
-    learnt = trusted(workers, sequences, lambda rates, n: rates.step.at(n), scene)
+    """Of a decode step with so many sequences: (..., workers) both."""
+    like = {id(w.record.role): scene.fleet_of(w).step for w in workers.facts}
+    own = _lines([w.rates.step for w in workers.facts], sequences)
+    learnt = unless_noise(own, _lines([like[id(w.record.role)] for w in workers.facts], sequences))
     return 1e3 * np.where(np.isnan(learnt), STEP_S + STEP_SLOPE_S * sequences, learnt)
+
+
+def _lines(lines: Sequence[Line], xs: F64) -> F64:
+    """`Line.at` of all of them; nan where nothing was learnt."""
+    n, x, y, slope = np.array([(line.n, line.x, line.y, line.slope) for line in lines]).T
+    return np.where(n > 0, np.maximum(y / 2, y + slope * (xs - x)), np.nan)
 
 
 def transfer_ms(decode: Crowd, prefill: Crowd, scene: Scene) -> tuple[F64, F64]:
     """(decode, prefill) of the blocks that the decode worker lacks, and of a slot."""
     shape = (len(decode), len(prefill))
     ids = [p.record.id for p in prefill.facts]
-    own, fleet = np.full(shape, np.nan), np.full((shape[0], 1), np.nan)
-    sizes = np.zeros((2, shape[0], 1))
+    own = np.full(shape, np.nan)
     for i, w in enumerate(decode.facts):
-        record, links = w.record, w.rates.links
-        if links:
-            mean = w.rates.link
-            own[i] = [links.get(id) or mean for id in ids]
-        fleet[i] = scene.fleet_of(w).link or np.nan
-        sizes[0, i] = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
-        sizes[1, i] = record.slot_bytes or SLOT_BYTES
+        if w.rates.links:
+            own[i] = [w.rates.links.get(id, np.nan) for id in ids]
+            if np.isnan(own[i]).any():
+                own[i, np.isnan(own[i])] = w.rates.link
+    record = decode.facts[0].record  # sizes are the same for all of a layout
+    fleet = np.full(shape, scene.fleet_of(decode.facts[0]).link or np.nan)
     rate = unless_noise(own, fleet)
     rate = np.where(np.isnan(rate), LINK_BYTES_PER_S, rate)
     tokens = np.maximum(0.0, scene.request.prompt_tokens - decode.reach)[:, None]
-    return 1e3 * tokens * sizes[0] / rate, 1e3 * sizes[1] / rate
+    per_token = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
+    return 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
 
 
 def trusted(workers: Crowd, xs: F64, read: Callable[[Rates, float], float | None], scene: Scene) -> F64:
     """What is known of each worker at its x, or of all like it; nan where nothing is."""
-    fleets: dict[tuple[int, float], float | None] = {}
-    own, fleet = np.full(len(workers), np.nan), np.full(len(workers), np.nan)
-    for i, (w, x) in enumerate(zip(workers.facts, xs.tolist(), strict=True)):
-        found = read(w.rates, x)
-        if found is not None:
-            own[i] = found
-        like = scene.fleet_of(w)
-        key = (id(like), x)
-        if key not in fleets:
-            fleets[key] = read(like, x)
-        if (of_all := fleets[key]) is not None:
-            fleet[i] = of_all
-    return unless_noise(own, fleet)
+    of_all: dict[tuple[int, float], float | None] = {}
+    own, fleet = [], []
+    for w, x in zip(workers.facts, xs.tolist(), strict=True):
+        own.append(None if w.rates is NO_RATES else read(w.rates, x))
+        like = (id(w.record.role), x)  # the rest is the same for all of a layout
+        if like not in of_all:
+            of_all[like] = read(scene.fleet_of(w), x)
+        fleet.append(of_all[like])
+    return unless_noise(np.array(own, np.float64), np.array(fleet, np.float64))
 
 
 def unless_noise(own: F64, fleet: F64) -> F64:
@@ -132,16 +134,17 @@ def unless_noise(own: F64, fleet: F64) -> F64:
 def decode_terms(workers: Crowd, scene: Scene) -> Terms:
     """What one sequence more means on each decode worker, for itself and for those that run there."""
     active, slots = workers.active, workers.slots
-    with_it = step_ms(workers, active + 1, scene)
-    slower_ms = np.maximum(0.0, with_it - step_ms(workers, active, scene))
+    without_it, with_it = step_ms(workers, np.array([active, active + 1]), scene)
+    slower_ms = np.maximum(0.0, with_it - without_it)
     over = np.where(slots > 0, active + 1 - slots, 0.0)
     wait_ms = np.where(over > 0, over / np.maximum(slots, 1.0) * scene.reply_tokens * with_it, 0.0)
     own_ms = scene.reply_tokens * slower_ms * (active + 1)
     return {"slot": wait_ms, "step": with_it, "streams": scene.policy.others * own_ms}
 
 
-def decode_bound(workers: Crowd, scene: Scene) -> NDArray[np.bool_]:
-    """No slot is left, or its steps already take as long as they may."""
+def decode_bound(workers: Crowd, own: Terms, scene: Scene) -> Bools:
+    """No slot is left, or its steps already take as long as they may. `own`: terms that may tell how long they take."""
     full = (workers.slots > 0) & (workers.slots <= workers.active)
-    bound: NDArray[np.bool_] = full | (step_ms(workers, workers.active + 1, scene) >= scene.policy.decode_bound_ms)
+    with_it = own["step"] if "step" in own else step_ms(workers, workers.active + 1, scene)
+    bound: Bools = full | (with_it >= scene.policy.decode_bound_ms)
     return bound

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from services.router.schedule.base import (
     F64,
+    Bools,
     Crowd,
     Policy,
+    Reason,
     RouteRequest,
     Scene,
     Snapshot,
@@ -40,24 +42,47 @@ class Options:
     computed: Terms  # (peers,)
     paired: Terms  # (decode, peers)
     own: Terms  # (decode,)
-    local: Terms  # (decode,)
     pairs: F64  # totals, infinite where a pair is broken
     best: NDArray[np.int64]  # peer of each decode worker
-    is_local: NDArray[np.bool_]
-    bound: NDArray[np.bool_]  # too busy with decoding to compute prompts
-    limit: F64  # longest suffix computed locally
+    bound: Bools  # too busy with decoding to compute prompts
+    remote: F64  # totals of the best hand-offs, infinite where there is none
     total: F64
+    is_local: Bools
+    scene: Scene
+
+    def local(self, at: Sequence[int]) -> tuple[Terms, F64]:
+        """Terms of those decode workers if they compute the prompt, and the longest suffix that they shall."""
+        scene, decode = self.scene, self.decode.take(at)
+        scorer, whole = scene.policy.scorer, float(scene.request.prompt_tokens)
+        terms = scorer.local(decode, {name: column[at] for name, column in self.own.items()}, scene)
+        alone, remote = np.isinf(self.remote[at]), self.remote[at]
+        remote = np.where(alone, _sum(terms, (len(at),)), remote)
+        limit = scorer.local_limit(decode, terms, remote, self.bound[at], scene)
+        return terms, np.where(alone, whole, limit)
 
     def terms(self, at: int) -> dict[str, float]:
         if self.is_local[at]:
-            return {name: float(column[at]) for name, column in self.local.items()}
+            return {name: float(column[0]) for name, column in self.local([at])[0].items()}
         peer = self.best[at]
         terms = {name: float(column[peer]) for name, column in self.computed.items()}
         terms |= {name: float(column[at, peer]) for name, column in self.paired.items()}
         return terms | {name: float(column[at]) for name, column in self.own.items()}
 
+    def reason(self, at: int) -> Reason:
+        if self.decode.facts[at].record.role is Role.BOTH:
+            return Reason.ROLE_BOTH
+        if np.isinf(self.remote[at]):
+            return Reason.NO_PREFILL_WORKER
+        if self.is_local[at]:
+            return Reason.SHORT_SUFFIX
+        request, policy = self.scene.request, self.scene.policy
+        short = request.prompt_tokens - self.decode.usable[at] <= policy.local_max_tokens
+        return Reason.DECODE_BOUND if short and self.bound[at] else Reason.LONG_SUFFIX
+
     def order(self, at: int, policy: Policy) -> list[int]:
         """Peers for this decode worker, the best first."""
+        if np.isinf(self.remote[at]):
+            return []
         healthy: list[int] = np.flatnonzero(np.isfinite(self.pairs[at])).tolist()
         if policy.picker is least:
             healthy.sort(key=lambda p: (p != self.best[at], self.pairs[at, p]))
@@ -93,12 +118,9 @@ def options(
     scene = Scene(request, policy, snapshot.fleet, reply_tokens, behind)
     decode = _seen(decoders, request, policy)
     peers, computed = _ranked(peers, scene, random, 4 * MAX_CANDIDATES if snapshot.broken else MAX_CANDIDATES)
-    paired, own, local = (
-        scorer.pair(decode, peers, computed, scene),
-        scorer.decode(decode, scene),
-        scorer.local(decode, scene),
-    )
-    local_total = _sum(local, (len(decode),))
+    own = scorer.decode(decode, scene)
+    bound = decode_bound(decode, own, scene)
+    paired = scorer.pair(decode, peers, computed, scene)
     pairs = _sum(computed, (1, len(peers))) + _sum(paired, (len(decode), len(peers))) + _sum(own, (len(decode), 1))
     for p, d in _broken(peers, decode, snapshot):
         pairs[d, p] = np.inf
@@ -107,13 +129,29 @@ def options(
         remote = pairs[np.arange(len(decode)), best]
     else:
         best, remote = np.zeros(len(decode), np.int64), np.full(len(decode), np.inf)
-    alone = ~np.isfinite(remote) | np.array([w.record.role is Role.BOTH for w in decoders])
-    limit = np.where(alone, float(n), scorer.local_limit(decode, local, np.where(alone, local_total, remote), scene))
-    is_local = alone | (n - decode.usable <= limit)
-    total = np.where(is_local, local_total, remote)
-    return Options(
-        decode, peers, computed, paired, own, local, pairs, best, is_local, decode_bound(decode, scene), limit, total
+    remote[[w.record.role is Role.BOTH for w in decoders]] = np.inf
+    made = Options(
+        decode,
+        peers,
+        computed,
+        paired,
+        own,
+        pairs,
+        best,
+        bound,
+        remote,
+        remote.copy(),
+        np.zeros(len(decode), bool),
+        scene,
     )
+    short = np.flatnonzero(np.isinf(remote) | (n - decode.usable <= policy.local_max_tokens)).tolist()
+    if short:
+        local, limit = made.local(short)
+        here = n - decode.usable[short] <= limit
+        at = np.array(short)[here]
+        made.total[at] = _sum(local, (len(short),))[here]
+        made.is_local[at] = True
+    return made
 
 
 def _seen(workers: Sequence[WorkerFacts], request: RouteRequest, policy: Policy) -> Crowd:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from services.router.schedule.base import F64, Crowd, Hit, Policy, Scene, Terms, WorkerFacts
+from services.router.schedule.base import F64, Bools, Crowd, Hit, Policy, Scene, Terms, WorkerFacts
 from services.router.schedule.cost import Cost
 from services.router.schedule.pick import least, next_in_turn
 from twinflow.contracts.errors import BadRequest
@@ -52,10 +52,10 @@ class Queue:
     def pair(self, decode: Crowd, prefill: Crowd, computed: Terms, scene: Scene) -> Terms:
         return {}
 
-    def local(self, decode: Crowd, scene: Scene) -> Terms:
-        return {"active": decode.active}
+    def local(self, decode: Crowd, own: Terms, scene: Scene) -> Terms:
+        return own
 
-    def local_limit(self, decode: Crowd, local: Terms, remote: F64, scene: Scene) -> F64:
+    def local_limit(self, decode: Crowd, local: Terms, remote: F64, bound: Bools, scene: Scene) -> F64:
         return np.full(len(decode), float(scene.policy.local_max_tokens))
 
 
@@ -72,8 +72,8 @@ class Overlap(Queue):
         moved = np.maximum(0.0, scene.request.prompt_tokens - decode.reach) / 20
         return {"transfer": np.repeat(moved[:, None], len(prefill), axis=1)}
 
-    def local(self, decode: Crowd, scene: Scene) -> Terms:
-        return self.prefill(decode, scene) | self.decode(decode, scene)
+    def local(self, decode: Crowd, own: Terms, scene: Scene) -> Terms:
+        return self.prefill(decode, scene) | own
 
 
 class Nothing(Queue):
@@ -84,9 +84,6 @@ class Nothing(Queue):
 
     def decode(self, workers: Crowd, scene: Scene) -> Terms:
         return {"active": np.zeros(len(workers))}
-
-    def local(self, decode: Crowd, scene: Scene) -> Terms:
-        return self.decode(decode, scene)
 
 
 POLICIES: dict[str, Policy] = {

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from services.router.schedule.base import Choice, ChoiceKind, Snapshot, WorkerFacts
+from services.router.schedule.base import NO_RATES, Choice, ChoiceKind, Snapshot, WorkerFacts
 from services.router.schedule.rates import Rates
 from services.router.view.breakers import Breakers
 from services.router.view.charges import Charges
@@ -39,7 +39,7 @@ class _Worker:
     feed: Feed
     connected: bool = False
     charges: Charges = field(default_factory=Charges)
-    rates: Rates = field(default_factory=Rates)
+    rates: Rates = NO_RATES
     heard_s: float = 0.0  # of the last load
     full_at: int = 0  # see `full_at`
 

@@ -22,7 +22,9 @@ def scene(n: int = 10_000, behind: float = 0.0, **policy: object) -> Scene:
     return Scene(RouteRequest("m", n, 100, 0), policy_named("cost", **values), {}, 100.0, behind)
 
 
-def known(id: str, role=None, reach: int = 0, usable: int = 0, slots: int = 64, waiting: int = 0, **facts: object) -> Crowd:
+def known(
+    id: str, role=None, reach: int = 0, usable: int = 0, slots: int = 64, waiting: int = 0, **facts: object
+) -> Crowd:
     made = worker(id, role, **facts) if role is not None else worker(id, **facts)
     record = dataclasses.replace(
         made.record, load=Load(total_slots=slots), block_tokens=100, block_bytes=10**6, slot_bytes=5 * 10**7
@@ -79,19 +81,21 @@ def test_a_full_worker_costs_the_wait_for_a_slot() -> None:
 
 def test_local_streams_stand_still_meanwhile() -> None:
     d = known("d", usable=9_000, active=10)
-    terms = COST.local(d, scene())
+    terms = COST.local(d, decode_terms(d, scene()), scene())
     assert terms["prefill"] == pytest.approx(100)
     assert terms["streams"] - decode_terms(d, scene())["streams"] == pytest.approx(0.5 * 10 * 100)
 
 
 def limit_of(d: Crowd, remote_ms: float, where: Scene) -> float:
-    return COST.local_limit(d, COST.local(d, where), np.array([remote_ms]), where).item()
+    local = COST.local(d, decode_terms(d, where), where)
+    return COST.local_limit(d, local, np.array([remote_ms]), decode_bound(d, {}, where), where).item()
 
 
 def test_the_local_limit_is_where_both_cost_the_same() -> None:
     d, remote_ms = known("d", usable=9_000), 350.0
     limit = limit_of(d, remote_ms, scene(local_max_tokens=10**6))
-    at_limit = COST.local(known("d", usable=10_000 - int(limit)), scene())
+    shorter = known("d", usable=10_000 - int(limit))
+    at_limit = COST.local(shorter, decode_terms(shorter, scene()), scene())
     assert sum(at_limit.values()) == pytest.approx(remote_ms, abs=0.2)
     assert limit_of(d, remote_ms, scene(local_max_tokens=700)) == 700
     assert limit_of(d, 0.0, scene()) == 0
@@ -104,7 +108,7 @@ def test_the_local_limit_is_where_both_cost_the_same() -> None:
 )
 def test_decode_bound(facts: dict[str, int], bound: bool) -> None:
     d = known("d", usable=9_999, **facts)
-    assert decode_bound(d, scene()).item() is bound
+    assert decode_bound(d, {}, scene()).item() is bound
     assert (limit_of(d, 1e6, scene()) == 0) is bound
 
 
