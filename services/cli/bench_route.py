@@ -3,7 +3,7 @@
 import argparse
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from services.cli.topology import size
 
 if TYPE_CHECKING:
     from services.router.bench.replay import Setup
+    from services.router.bench.report import Summary
 
 POLICIES = "cost,min_of_groups,attention_only,least_loaded,round_robin"
 
@@ -45,12 +46,16 @@ def add_parser(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     add("--events-late-s", type=float, default=0.0, metavar="S", help="cache events (default: %(default)s)")
     add("--lost-removals", type=float, default=0.0, metavar="SHARE",
         help="of dropped cache entries nobody is told (default: %(default)s)")  # fmt: skip
+    add("--parts", type=int, default=1, metavar="N",
+        help="parts of the trace, of --limit requests each, that every policy is run on; rows are means, differences from the "
+        "first policy are paired by part, with 95 %% intervals (default: %(default)s)")  # fmt: skip
     add("--seed", type=int, default=0, help="default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write everything to FILE")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    from services.router.bench import compare
     from services.router.bench.replay import Replay, prepare
     from services.router.bench.report import HEAD, Targets, line, summarise
     from services.router.bench.trace import read_trace
@@ -59,23 +64,36 @@ def run(args: argparse.Namespace) -> int:
     setup, targets = setup_of(args), Targets(args.slo_ttft_s, args.slo_tpot_s)
     policies = [policy_named(name, local_max_tokens=args.local_max_tokens) for name in args.policies.split(",")]
     loads = [positive("loads", float(load)) for load in args.loads.split(",")]
-    workload = prepare(read_trace(args.trace, args.limit, args.copies), setup)
-    requests = sum(map(len, workload.sessions))
+    parts = int(positive("parts", args.parts))
+    workloads = [
+        prepare(read_trace(args.trace, args.limit, args.copies, args.seed + part, parts), setup) for part in range(parts)
+    ]
+    requests, work_s = sum(len(s) for w in workloads for s in w.sessions), sum(w.work_s for w in workloads)
     print(
-        f"{args.trace.name}: {requests} requests, {workload.work_s:.0f} s of prefill, {setup.prefill}P{setup.decode}D"
+        f"{args.trace.name}: {parts} × {requests // parts} requests, {work_s / parts:.0f} s of prefill, "
+        f"{setup.prefill}P{setup.decode}D"
     )
-    print(HEAD, flush=True)
-    rows = []
+    print(HEAD + compare.HEAD + f" {policies[0].name}", flush=True)
+    rows: list[dict[str, object]] = []
     for load in loads:
+        first: list[Summary] = []
         for policy in policies:
-            began_s = time.monotonic()
-            replay = Replay(workload, setup, policy, load)
-            summary = summarise(policy.name, load, replay.run(), targets)
-            rows.append(summary.as_json() | {"span_s": replay.span_s, "took_s": time.monotonic() - began_s})
-            print(line(summary), flush=True)
+            summaries, began_s = [], time.process_time()
+            for part, workload in enumerate(workloads):
+                replay = Replay(workload, replace(setup, seed=setup.seed + part), policy, load)
+                summaries.append(summarise(policy.name, load, replay.run(), targets))
+                rows.append(summaries[-1].as_json() | {"part": part, "span_s": replay.span_s})
+            first = first or summaries
+            told = compare.mean(summaries)
+            difference = compare.against(summaries, first)
+            compared = "" if first is summaries else compare.cells(difference)
+            rows.append(
+                told.as_json() | {"against": difference.as_json(), "parts": parts, "cpu_s": time.process_time() - began_s}
+            )
+            print(line(told) + compared, flush=True)
     if args.json is not None:
-        told = {"trace": args.trace.name, "setup": asdict(setup), "targets": asdict(targets), "rows": rows}
-        args.json.write_text(json.dumps(told, indent=2) + "\n")
+        everything = {"trace": args.trace.name, "setup": asdict(setup), "targets": asdict(targets), "rows": rows}
+        args.json.write_text(json.dumps(everything, indent=2) + "\n")
     return 0
 
 

@@ -1,8 +1,10 @@
 """A prompt made of runs of one token each, hashed as any other: it stands in for `PromptKeys` without holding its tokens."""
 
 import struct
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from services.router.view.prompt import PromptKeys, keys_of
 from services.router.view.table import U64
@@ -24,7 +26,8 @@ class RunPrompt(PromptKeys):
     ) -> None:
         super().__init__(b"")
         self.runs = tuple(runs)
-        self.tokens = sum(r.tokens for r in runs)
+        self._starts = list(accumulate((r.tokens for r in runs), initial=0))
+        self.tokens = self._starts.pop()
         self._block_tokens = block_tokens
         self._root = root_hash(fingerprint)
         self._hashes: list[bytes] = list(before._hashes) if before is not None else []
@@ -56,12 +59,9 @@ class RunPrompt(PromptKeys):
 
     def _ids(self, start: int, end: int) -> bytes:
         """Packed ids of tokens[start:end]."""
-        parts, at = [], 0
-        for run in self.runs:
-            first, last = max(start, at), min(end, at + run.tokens)
-            if first < last:
-                parts.append(struct.pack("<I", run.token_id) * (last - first))
-            at += run.tokens
-            if at >= end:
-                break
+        parts, k = [], bisect_right(self._starts, start) - 1
+        while start < end:
+            until = min(end, self._starts[k] + self.runs[k].tokens)
+            parts.append(struct.pack("<I", self.runs[k].token_id) * (until - start))
+            start, k = until, k + 1
         return b"".join(parts)

@@ -87,7 +87,8 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 HEAD = (
-    f"{'load':>5} {'policy':<15}{'TTFT p50':>9}{'p90':>7}{'p99':>7}{'TPOT p50':>10}{'p90':>6}{'stood':>7}{'MB':>6}{'good':>7}{'shed':>6}"
+    f"{'load':>5} {'policy':<15}{'TTFT p50':>9}{'p90':>7}{'p99':>7}{'TPOT p50':>10}{'p90':>6}{'stood':>7}{'MB':>6}"
+    f"{'good':>7}{'shed':>6}"
     f"{'cached':>8}{'P att.':>8}{'P both':>8}{'D att.':>8}{'D both':>8}{'local':>7}"
 )
 

@@ -6,17 +6,20 @@
 
 A block becomes its id, 512 times. What replies said is not in the traces: they get ids of their own.
 
-A prompt that begins with all whole blocks of an earlier one, of which the last was new then, and that is long enough for that one's
-reply, is taken for the next turn of the same conversation: it begins with the whole earlier prompt and its reply, as the prompts of
-real conversations do. A block whose id has been seen is what it was.
+A prompt that begins with all whole blocks of an earlier one, of which the last was new then, and that is long enough for that
+one's reply, is taken for the next turn of the same conversation: it begins with the whole earlier prompt and its reply, as the
+prompts of real conversations do. A block whose id has been seen is what it was.
 """
 
 import csv
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from services.router.bench.prompt import Run
@@ -46,9 +49,10 @@ class Session:
     turns: tuple[Turn, ...]
 
 
-def read_trace(path: Path, limit: int | None = None, copies: int = 1) -> list[Session]:
+def read_trace(path: Path, limit: int | None = None, copies: int = 1, part: int = 0, parts: int = 1) -> list[Session]:
     """By time, `limit` requests at most (whole sessions), the whole of it so many times with other tokens, spread over its
-    time. Raises BadRequest naming the file."""
+    time. Of several `parts` each begins that much later in the trace; sessions that all begin at once are shuffled instead,
+    another way for each part, and begin by chance. Raises BadRequest naming the file."""
     if not 1 <= copies <= COPIES:
         raise BadRequest(f"copies={copies} must lie between 1 and {COPIES}", param="copies")
     try:
@@ -59,7 +63,26 @@ def read_trace(path: Path, limit: int | None = None, copies: int = 1) -> list[Se
     if not sessions:
         raise BadRequest(f"the trace {path} holds no request", param="trace")
     sessions.sort(key=lambda s: s.start_s)
-    return list(_limited(_copied(sessions, copies), limit))
+    if len(sessions) > 1 and sessions[0].start_s == sessions[-1].start_s:
+        return list(_limited(_drawn(_copied(sessions, copies), Random(part)), limit))
+    copied = _copied(sessions, copies)
+    spare = max(0, sum(len(s.turns) for s in copied) - limit) if limit is not None else 0
+    return list(_limited(_later(copied, spare * part // parts), limit))
+
+
+def _later(sessions: Sequence[Session], requests: int) -> Sequence[Session]:
+    """Without the first so many."""
+    passed = accumulate(len(s.turns) for s in sessions)
+    return sessions[bisect_right(list(passed), requests) :]
+
+
+def _drawn(sessions: Sequence[Session], random: Random) -> list[Session]:
+    """In any order, a second apart on average."""
+    at_s, drawn = 0.0, []
+    for session in random.sample(sessions, len(sessions)):
+        at_s += random.expovariate(1.0)
+        drawn.append(replace(session, start_s=at_s))
+    return drawn
 
 
 def _limited(sessions: Sequence[Session], limit: int | None) -> Iterator[Session]:

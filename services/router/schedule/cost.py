@@ -43,6 +43,7 @@ class Cost:
             "wait": prefill_ms(workers, workers.queued, scene),
             "prefill": compute_ms,
             "behind": scene.policy.behind * np.minimum(scene.behind, workers.waiting + SOON) * compute_ms,
+            "branch": -scene.policy.branch * prefill_ms(workers, workers.reach - workers.usable, scene),
         }
 
     def decode(self, workers: Crowd, scene: Scene) -> Terms:
@@ -50,7 +51,7 @@ class Cost:
 
     def pair(self, decode: Crowd, prefill: Crowd, computed: Terms, scene: Scene) -> Terms:
         blocks_ms, slot_ms = transfer_ms(decode, prefill, scene)
-        hidden = np.minimum(blocks_ms, computed["prefill"]) if len(prefill) else blocks_ms
+        hidden = np.minimum(blocks_ms, computed["prefill"]) * (1 - scene.policy.moved) if len(prefill) else blocks_ms
         return {"transfer": blocks_ms + slot_ms, "hidden": -hidden}
 
     def local(self, decode: Crowd, own: Terms, scene: Scene) -> Terms:

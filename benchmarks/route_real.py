@@ -1,0 +1,243 @@
+"""One point of `twinflow bench route` on real workers: does the simulation say of a policy what a cluster then does?
+
+    python -m benchmarks.route_real [--trace FILE] [--policies cost,round_robin] [--sessions N] [--turns N]
+
+Two prefill and two decode workers of the shipped model on this machine's CPU, over NIXL, behind the real HTTP router, are asked
+what sessions of a trace ask, with lengths divided by `--divide`; every reply is forced to the token that the next turn expects.
+Then the same sessions run in the simulation, with the times of these workers: prompts of several lengths and replies, measured on
+the idle cluster before. Processes share the cores of this machine, which the simulation knows nothing of, so what is compared is
+the order of the policies and which tokens are hit, by group; beside it, what the router predicted and the workers then found.
+"""
+
+import argparse
+import http.client
+import json
+import statistics
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from services.cli.cluster import Cluster
+from services.cli.topology import ClusterSettings, plan, with_model_here
+from services.router.bench.prompt import Run
+from services.router.bench.replay import Replay, Setup, prepare
+from services.router.bench.report import quantile, ttft_s
+from services.router.bench.timing import Points, Timing
+from services.router.bench.trace import Session, Turn, read_trace
+from services.router.schedule.policies import policy_named
+from twinflow.models.checkpoint import read_json
+from twinflow.models.shape import describe_model
+
+MODEL, VOCABULARY, FIRST_TOKEN = "models/twinflow-tiny", 4096, 64
+LOCAL_MAX_TOKENS = 64
+CACHE_BYTES = 256 << 20
+READY_S = 300.0
+PROBES = (128, 512, 1024, 2048)  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one request: seconds, and what the router told in the end."""
+
+    session: int
+    turn: int
+    ttft_s: float
+    total_s: float
+    told: dict[str, Any]
+
+
+def scaled(sessions: Sequence[Session], divide: int, turns: int, limit: int) -> list[Session]:
+    """Shorter sessions whose runs are ids of the model's vocabulary, each of them one."""
+    ids: dict[int, int] = {}
+
+    def token(id: int) -> int:
+        made = ids.setdefault(id, FIRST_TOKEN + len(ids))
+        if made >= VOCABULARY:
+            raise SystemExit("too many different blocks for the vocabulary: fewer --sessions or --turns")
+        return made
+
+    made = []
+    for session in sessions:
+        kept, tokens = [], 0
+        for turn in session.turns[:turns]:
+            new = tuple(Run(token(r.token_id), max(1, r.tokens // divide)) for r in turn.new)
+            reply = max(2, turn.reply_tokens // divide)
+            tokens += sum(r.tokens for r in new) + reply
+            if tokens > limit:
+                break
+            kept.append(Turn(new, reply, token(turn.reply_id), turn.delay_s))
+        made.append(Session(session.start_s, tuple(kept)))
+    return made
+
+
+class Client:
+    def __init__(self, base_url: str, model: str) -> None:
+        url = urllib.parse.urlsplit(base_url)
+        self._where, self._model = (url.hostname or "", url.port), model
+
+    def ask(self, runs: Sequence[Run], reply: Run) -> tuple[float, float, dict[str, Any]]:
+        """Seconds to the first token and to the end, and the router's own account. Raises RuntimeError on any error."""
+        body = {
+            "model": self._model,
+            "prompt": [r.token_id for r in runs for _ in range(r.tokens)],
+            "max_tokens": reply.tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logit_bias": {str(reply.token_id): 100},
+            "stream": True,
+        }
+        connection = http.client.HTTPConnection(*self._where, timeout=120)
+        try:
+            began_s = time.monotonic()
+            connection.request("POST", "/v1/completions", json.dumps(body), {"x-twinflow-stats": "1"})
+            response = connection.getresponse()
+            first_s = 0.0
+            told: dict[str, Any] = {}
+            for line in response:
+                text = line.decode()
+                if not text.startswith("data: ") or text.startswith("data: [DONE]"):
+                    continue
+                chunk = json.loads(text.removeprefix("data: "))
+                if response.status != 200 or "error" in chunk:
+                    raise RuntimeError(f"HTTP {response.status}: {text}")
+                first_s = first_s or time.monotonic() - began_s
+                told = chunk.get("twinflow", told)
+            if not first_s:
+                raise RuntimeError(f"HTTP {response.status} without a token")
+            return first_s, time.monotonic() - began_s, told
+        finally:
+            connection.close()
+
+
+def measured(client: Client) -> Timing:
+    """Prompts nobody has seen, one at a time, and replies of one stream and of four."""
+    prefill: list[tuple[int, float]] = []
+    fresh = iter(range(VOCABULARY - 1, 0, -1))
+    for tokens in PROBES:
+        times = [client.ask([Run(next(fresh), tokens)], Run(FIRST_TOKEN, 1))[0] for _ in range(3)]
+        prefill.append((tokens, statistics.median(times)))
+    steps = []
+    for streams in (1, 4):
+        asked: list[tuple[float, float]] = []
+        prompts = [[Run(next(fresh), 64)] for _ in range(streams)]
+        together = [
+            threading.Thread(target=lambda p=p: asked.append(client.ask(p, Run(FIRST_TOKEN, 33))[:2]))  # type: ignore[misc]
+            for p in prompts
+        ]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join()
+        steps.append((max(1, streams // 2), statistics.median((total - first) / 32 for first, total in asked)))
+    base: Points = ((0, prefill[0][1] / 2), *prefill)
+    slope = max(0.0, steps[1][1] - steps[0][1])
+    return Timing(
+        prefill=base, step=((0, steps[0][1]), (1, steps[0][1]), (2, steps[0][1] + slope)), link_bytes_per_s=1.3e9
+    )
+
+
+def drive(client: Client, sessions: Sequence[Session], starts_s: Sequence[float], stretch: float) -> list[Answer]:
+    answers: list[Answer] = []
+    began_s = time.monotonic()
+
+    def live(number: int, session: Session) -> None:
+        time.sleep(max(0.0, began_s + starts_s[number] - time.monotonic()))
+        runs: list[Run] = []
+        for k, turn in enumerate(session.turns):
+            if k:
+                time.sleep(turn.delay_s * stretch)
+            runs += turn.new
+            reply = Run(turn.reply_id, turn.reply_tokens)
+            answers.append(Answer(number, k, *client.ask(runs, reply)))
+            runs.append(reply)
+
+    threads = [threading.Thread(target=live, args=each) for each in enumerate(sessions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def sized(setup: Setup) -> Setup:
+    """With the sizes of the model's own layout."""
+    layout = describe_model(read_json(Path(MODEL) / "config.json"), dtype="float32").layout
+    return replace(setup, token_bytes=layout.block_bytes // layout.block_tokens, slot_bytes=layout.slot_bytes)
+
+
+def cluster_of(policy: str, log_dir: Path) -> Cluster:
+    settings = ClusterSettings(
+        MODEL, prefill=2, decode=2, port=0, dtype="float32", cache_bytes=CACHE_BYTES,
+        extra=(("router", f"policy={policy}"), ("router", f"local-max-tokens={LOCAL_MAX_TOKENS}")),
+    )  # fmt: skip
+    return Cluster(plan(with_model_here(settings)), log_dir=log_dir)
+
+
+HEAD = f"{'':<28}{'TTFT p50':>9}{'p90':>7}{'P both':>9}{'D att.':>8}{'D both':>8}{'local':>7}"
+
+
+def row(name: str, ttft: Sequence[float], told: Sequence[dict[str, Any]]) -> str:
+    """Shares of the prompt tokens."""
+    tokens = sum(t["prompt_tokens"] for t in told)
+    columns = ("prefill_resumed_tokens", "decode_attention_tokens", "decode_resumed_tokens")
+    shares = [sum(t[c] for t in told) / tokens for c in columns]
+    local = sum(t["route"] == "local" for t in told) / len(told)
+    return (
+        f"{name:<28}{1e3 * quantile(ttft, 0.5):9.0f}{1e3 * quantile(ttft, 0.9):7.0f}"
+        f"{shares[0]:9.1%}{shares[1]:8.1%}{shares[2]:8.1%}{local:7.1%}"
+    )
+
+
+def errors(answers: Sequence[Answer]) -> str:
+    """What the router said before, less what the workers found."""
+    reach = [a.told["predicted"]["decode_attention_tokens"] - a.told["decode_attention_tokens"] for a in answers]
+    exact = sum(e == 0 for e in reach) / len(reach)
+    return f"{exact:.0%} of the predicted decode hits exact, the others off by {statistics.fmean(map(abs, reach)):.0f} tokens"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--trace", type=Path, required=True)
+    add("--policies", default="cost,round_robin")
+    add("--sessions", type=int, default=16)
+    add("--turns", type=int, default=5, help="of each session at most")
+    add("--divide", type=int, default=48, help="lengths by this")
+    add("--load", type=float, default=0.25, help="of both prefill workers, with all cores to themselves")
+    args = parser.parse_args()
+    sessions = scaled(read_trace(args.trace)[: args.sessions], args.divide, args.turns, limit=4000)
+    setup = sized(Setup(prefill=2, decode=2, cache_bytes=CACHE_BYTES, block_tokens=64, decode_slots=16, admitted=1e9))
+    timing, starts_s, stretch = None, [0.0], 1.0
+    for policy in args.policies.split(","):
+        with tempfile.TemporaryDirectory() as folder, cluster_of(policy, Path(folder)) as cluster:
+            cluster.start_all()
+            cluster.wait_ready(READY_S)
+            client = Client(cluster.base_url, Path(MODEL).name)
+            if timing is None:  # of the first cluster, for all policies
+                timing = measured(client)
+                setup = replace(setup, timing=timing)
+                workload = prepare(sessions, setup)
+                span_s = workload.work_s / (args.load * setup.prefill)
+                stretch = span_s / workload.span_s
+                starts_s = [stretch * (s.start_s - sessions[0].start_s) for s in sessions]
+                print("prompt ms: " + ", ".join(f"{n} {1e3 * s:.0f}" for n, s in timing.prefill[1:]), end="; ")
+                print("step ms: " + ", ".join(f"{n} {1e3 * s:.1f}" for n, s in timing.step[1:]))
+                print(f"{len(sessions)} sessions, {sum(len(s.turns) for s in sessions)} requests in {span_s:.0f} s")
+                print(HEAD, flush=True)
+            answers = drive(client, sessions, starts_s, stretch)
+            print(row(f"{policy}, real", [a.ttft_s for a in answers], [a.told for a in answers]), flush=True)
+            print(f"{'':<28}{errors(answers)}")
+        chosen = policy_named(policy, local_max_tokens=LOCAL_MAX_TOKENS)
+        replay = Replay(workload, setup, chosen, args.load)
+        replay.run()
+        asked = replay.asked
+        print(row(f"{policy}, simulated", [ttft_s(a) for a in asked], [asdict(a.stats) for a in asked]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
