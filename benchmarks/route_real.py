@@ -14,10 +14,10 @@ import http.client
 import json
 import statistics
 import tempfile
-import threading
 import time
 import urllib.parse
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,17 +123,10 @@ def measured(client: Client) -> Timing:
         prefill.append((tokens, statistics.median(times)))
     steps = []
     for streams in (1, 4):
-        asked: list[tuple[float, float]] = []
         prompts = [[Run(next(fresh), 64)] for _ in range(streams)]
-        together = [
-            threading.Thread(target=lambda p=p: asked.append(client.ask(p, Run(FIRST_TOKEN, 33))[:2]))  # type: ignore[misc]
-            for p in prompts
-        ]
-        for thread in together:
-            thread.start()
-        for thread in together:
-            thread.join()
-        steps.append((max(1, streams // 2), statistics.median((total - first) / 32 for first, total in asked)))
+        with ThreadPoolExecutor(streams) as pool:
+            asked = list(pool.map(lambda prompt: client.ask(prompt, Run(FIRST_TOKEN, 33)), prompts))
+        steps.append((max(1, streams // 2), statistics.median((total - first) / 32 for first, total, _ in asked)))
     base: Points = ((0, prefill[0][1] / 2), *prefill)
     slope = max(0.0, steps[1][1] - steps[0][1])
     return Timing(
@@ -156,11 +149,8 @@ def drive(client: Client, sessions: Sequence[Session], starts_s: Sequence[float]
             answers.append(Answer(number, k, *client.ask(runs, reply)))
             runs.append(reply)
 
-    threads = [threading.Thread(target=live, args=each) for each in enumerate(sessions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        list(pool.map(live, range(len(sessions)), sessions))
     return answers
 
 

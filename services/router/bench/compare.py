@@ -85,12 +85,12 @@ def mean(summaries: Sequence[Summary]) -> Summary:
     return replace(first, **(means | counts))
 
 
-HEAD = f"{'p90 against':>16}{'good against':>18}"
+HEAD = f"{'p90 against':>17}{'good against':>20}"
 
 
 def cells(difference: Against) -> str:
     p90, good = difference.ttft_p90, difference.good
-    return f"{_cell(p90.mean, p90.half, ' %'):>16}{_cell(good.mean, good.half, ' points'):>18}"
+    return f"{_cell(p90.mean, p90.half, ' %'):>17}{_cell(good.mean, good.half, ' points'):>20}"
 
 
 def _cell(mean: float, half: float | None, unit: str) -> str:

@@ -152,14 +152,21 @@ class Replay:
             )
 
     def run(self) -> list[Asked]:
-        """All requests, in the order in which they were asked, those of the warm-up left out."""
+        """All requests, in the order in which they were asked, without those of the sessions that come first: the warm-up, the
+        same for every policy."""
         starts = self._workload.starts_s
         first, last = min(starts), max(starts)
         for number, session in enumerate(self._workload.sessions):
             share = (starts[number] - first) / (last - first) if last > first else number / len(starts)
             self.clock.at(share * self.span_s, lambda s=session: self._begin(s))  # type: ignore[misc]
         self.clock.run()
-        return self.asked[int(WARM_UP * len(self.asked)) :]
+        counted = self._counted()
+        return [each for each in self.asked if each.id in counted]
+
+    def _counted(self) -> set[str]:
+        starts, sessions = self._workload.starts_s, self._workload.sessions
+        in_order = [each.id for k in sorted(range(len(sessions)), key=starts.__getitem__) for each in sessions[k]]
+        return set(in_order[int(WARM_UP * len(in_order)) :])
 
     def _begin(self, session: Sequence[Asked]) -> None:
         """Sessions are admitted as a whole, so that what is asked does not depend on the policy."""

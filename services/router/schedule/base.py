@@ -216,10 +216,7 @@ class Policy:
     decode_bound_ms: float = 50.0  # a decode worker whose step takes so long computes no prompts
     others: float = 0.03  # of a millisecond that other streams lose, relative to one of this request's first token
     behind: float = 1.5  # of a millisecond that prompts behind this one wait
-    branch: float = (
-        0.3  # of a millisecond that the next prompt with the same beginning saves by the state kept where they part
-    )
-    moved: float = 0.1  # of a millisecond for which a link is busy while the prompt is computed
+    moved: float = 0.1  # of a millisecond for which a link is busy while the prompt is computed: others may wait for it
 
 
 @dataclass(frozen=True, slots=True)

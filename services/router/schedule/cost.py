@@ -43,7 +43,6 @@ class Cost:
             "wait": prefill_ms(workers, workers.queued, scene),
             "prefill": compute_ms,
             "behind": scene.policy.behind * np.minimum(scene.behind, workers.waiting + SOON) * compute_ms,
-            "branch": -scene.policy.branch * prefill_ms(workers, workers.reach - workers.usable, scene),
         }
 
     def decode(self, workers: Crowd, scene: Scene) -> Terms:

@@ -18,7 +18,7 @@ RATES = Rates(prefill=Curve(((10, 10_000.0, 9),)), step=Line(100.0, 10.0, 0.010,
 
 
 def scene(n: int = 10_000, behind: float = 0.0, **policy: object) -> Scene:
-    values = {"others": 0.5, "behind": 1.0, "local_max_tokens": 2048, **policy}
+    values = {"others": 0.5, "behind": 1.0, "moved": 0.1, "local_max_tokens": 2048, **policy}
     return Scene(RouteRequest("m", n, 100, 0), policy_named("cost", **values), {}, 100.0, behind)
 
 
@@ -52,9 +52,9 @@ def pair(decode: Crowd, prefill: Crowd, prefill_ms: float, where: Scene) -> dict
 def test_a_transfer_is_what_attention_lacks_and_one_slot_and_hides_behind_the_prompt() -> None:
     terms = pair(known("d", reach=4_000), known("p", P), 30.0, scene())
     assert terms["transfer"] == pytest.approx(60 + 50)  # 6,000 tokens of 10 kB, 50 MB, at 1 GB/s
-    assert terms["hidden"] == -30
+    assert terms["hidden"] == pytest.approx(-30 * 0.9)  # the link is busy meanwhile
     terms = pair(known("d", reach=9_000), known("p", P), 30.0, scene())
-    assert terms["transfer"] + terms["hidden"] == pytest.approx(50)
+    assert terms["transfer"] + terms["hidden"] == pytest.approx(50 + 0.1 * 10)
 
 
 def test_an_unknown_pair_goes_by_the_others() -> None:
