@@ -68,28 +68,26 @@ def run(args: argparse.Namespace) -> int:
     workloads = [
         prepare(read_trace(args.trace, args.limit, args.copies, args.seed + part, parts), setup) for part in range(parts)
     ]
-    requests, work_s = sum(len(s) for w in workloads for s in w.sessions), sum(w.work_s for w in workloads)
-    print(
-        f"{args.trace.name}: {parts} × {requests // parts} requests, {work_s / parts:.0f} s of prefill, "
-        f"{setup.prefill}P{setup.decode}D"
-    )
+    requests = sum(len(session) for workload in workloads for session in workload.sessions) // parts
+    work_s = sum(workload.work_s for workload in workloads) / parts
+    each = f"{parts} parts of {requests}" if parts > 1 else f"{requests}"
+    print(f"{args.trace.name}: {each} requests, {work_s:.0f} s of prefill, {setup.prefill}P{setup.decode}D")
     print(HEAD + compare.HEAD + f" {policies[0].name}", flush=True)
     rows: list[dict[str, object]] = []
     for load in loads:
         first: list[Summary] = []
         for policy in policies:
-            summaries, began_s = [], time.process_time()
+            summaries, spans_s, began_s = [], [], time.process_time()
             for part, workload in enumerate(workloads):
                 replay = Replay(workload, replace(setup, seed=setup.seed + part), policy, load)
                 summaries.append(summarise(policy.name, load, replay.run(), targets))
-                rows.append(summaries[-1].as_json() | {"part": part, "span_s": replay.span_s})
+                spans_s.append(replay.span_s)
             first = first or summaries
-            told = compare.mean(summaries)
-            difference = compare.against(summaries, first)
+            told, difference = compare.mean(summaries), compare.against(summaries, first)
             compared = "" if first is summaries else compare.cells(difference)
-            rows.append(
-                told.as_json() | {"against": difference.as_json(), "parts": parts, "cpu_s": time.process_time() - began_s}
-            )
+            in_parts = [s.as_json() | {"span_s": span_s} for s, span_s in zip(summaries, spans_s, strict=True)]
+            cpu_s = time.process_time() - began_s
+            rows.append(told.as_json() | {"against": difference.as_json(), "parts": in_parts, "cpu_s": cpu_s})
             print(line(told) + compared, flush=True)
     if args.json is not None:
         everything = {"trace": args.trace.name, "setup": asdict(setup), "targets": asdict(targets), "rows": rows}

@@ -49,6 +49,24 @@ def test_a_row_per_load_and_policy(trace: Path, tmp_path: Path, capsys: pytest.C
         assert 0 <= row["good"] <= 1 - row["shed"] / row["requests"]
 
 
+def test_parts_are_averaged_and_compared_with_the_first_policy(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    options = ["--limit", "20", "--parts", "3", "--loads", "1", "--policies", "cost,round_robin", "--json", str(out)]
+    assert main(["bench", "route", "--trace", str(trace), *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("trace.jsonl: 3 parts of 20 requests") and lines[1].endswith("against cost")
+    assert "±" not in lines[2] and lines[3].count("±") == 2 and lines[3].endswith("points")
+    cost, other = json.loads(out.read_text())["rows"]
+    for row in (cost, other):
+        parts = [part["ttft_p90_ms"] for part in row["parts"]]
+        assert len(parts) == 3 and row["ttft_p90_ms"] == pytest.approx(sum(parts) / 3)
+    pairs = zip(other["parts"], cost["parts"], strict=True)
+    ratios = [a["ttft_p90_ms"] / b["ttft_p90_ms"] - 1 for a, b in pairs]
+    assert other["against"]["ttft_p90"][0] == pytest.approx(sum(ratios) / 3)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -57,6 +75,7 @@ def test_a_row_per_load_and_policy(trace: Path, tmp_path: Path, capsys: pytest.C
         (["--rates-off", "1.5"], "--rates-off 1.5"),
         (["--prefill", "0"], "--prefill 0 must be more than 0"),
         (["--copies", "61"], "copies=61"),
+        (["--parts", "0"], "--parts 0 must be more than 0"),
     ],
     ids=lambda v: v[0].strip("-") if isinstance(v, list) else "",
 )

@@ -3,7 +3,7 @@
     remote(P, D)   wait       tokens queued at P / its rate
                    prefill    (N − usable_P) / P's rate for that length
                    transfer   what D's attention does not reach yet, and one slot, over the link from P
-                   hidden     − what of it moves while P still computes
+                   hidden     − most of what moves while P still computes; not all, since links are shared
                    slot       waiting for a slot of D, if all are taken
                    step       one step of D with one sequence more
                    streams    what D's streams lose by that sequence, for the length of a reply

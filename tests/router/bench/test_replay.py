@@ -1,6 +1,7 @@
 """Replays in miniature: what the policy must do with a hot prefix, a cold worker and a wrong world. Time is virtual."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -157,3 +158,63 @@ def test_the_timing_is_what_was_measured() -> None:
     assert timing.step_s(32, 32 * 8192) == pytest.approx(7.18e-3, rel=0.01)
     assert timing.prefill_s(16_384, 100) == timing.prefill_s(0, 100)  # a short suffix is bound by its launch
     assert timing.prefill_s(16_384, 16_384) == pytest.approx(0.613 - 0.278)
+
+
+def test_what_is_not_there_needs_memory_and_waits_for_it() -> None:
+    """Three prompts of 20 blocks at a decode worker with room for two and their states: the third one's blocks are not read
+    before another has ended, and its second token waits; its first one does not."""
+    size = OPEN.token_bytes * OPEN.block_tokens
+    small = replace(OPEN, prefill=3, decode=1, cache_bytes=50 * size)
+    made = replay(requests(3, 0.0001, shared=None, own=10_000, reply=200), small, 0.0003)
+    stood = sorted(a.stats.extra["stood_s"] for a in made.asked)
+    assert stood[1] < 0.1 < 0.5 < stood[2]
+    assert max(ttfts(made)) < 0.3
+    roomy = replay(
+        requests(3, 0.0001, shared=None, own=10_000, reply=200), replace(small, cache_bytes=80 * size), 0.0003
+    )
+    assert max(a.stats.extra["stood_s"] for a in roomy.asked) < 0.1
+
+
+def test_attention_that_is_there_is_neither_moved_nor_needs_memory() -> None:
+    """The same prefix for all three: the second and third need their own blocks only, and fit."""
+    size = OPEN.token_bytes * OPEN.block_tokens
+    small = replace(OPEN, prefill=1, decode=1, cache_bytes=60 * size)
+    made = replay(requests(3, 0.3, shared=Run(1, 10_240), own=1_000, reply=200), small, 0.9)
+    first, *others = sorted(made.asked, key=lambda a: a.asked_s)
+    assert first.stats.bytes_moved == 22 * size + OPEN.slot_bytes
+    for each in others:
+        assert each.stats.decode_attention_tokens == 10_240
+        assert each.stats.route == "local" or each.stats.bytes_moved <= 2 * size + 2 * OPEN.slot_bytes
+        assert each.stats.extra["stood_s"] < 0.1
+
+
+def test_a_sibling_of_siblings_runs_where_a_state_was_asked_for() -> None:
+    """Prompts part behind 10,240 tokens. The second one's decode worker holds the blocks without a state there, asks for one,
+    and the third runs on it alone."""
+    one = replace(OPEN, prefill=1, decode=1)
+    made = replay(requests(3, 1.0, shared=Run(1, 10_240), own=100, reply=5), one, 3.0)
+    states = [a.stats.decode_resumed_tokens for a in made.asked]
+    assert states == [0, 0, 10_240] and made.asked[2].stats.route == "local"
+    assert made.asked[1].stats.bytes_moved == OPEN.token_bytes * OPEN.block_tokens + 2 * OPEN.slot_bytes
+
+
+def test_hand_offs_share_the_link_of_their_decode_worker() -> None:
+    """Four prefill workers, one decode worker on a slow link: the same reads take longer together than one after the other."""
+    slow = replace(OPEN, decode=1, timing=Timing(link_bytes_per_s=1e9))
+    at_once = replay(requests(4, 0.0001, shared=None, own=8_000), slow, 0.0004)
+    apart = replay(requests(4, 5.0, shared=None, own=8_000), slow, 20.0)
+    stood = [max(a.stats.extra["stood_s"] for a in made.asked) for made in (at_once, apart)]
+    assert stood[0] > 2 * stood[1] > 0
+
+
+def test_a_warm_up_is_the_same_requests_for_every_policy() -> None:
+    turns = [
+        (Turn((Run(10 * k, 4_000),), 20, REPLY_IDS + k), Turn((Run(10 * k + 1, 300),), 20, REPLY_IDS + 500 + k, 0.1))
+        for k in range(30)
+    ]
+    workload = prepare([Session(k * 0.05, t) for k, t in enumerate(turns)], OPEN)
+    counted = [
+        sorted(a.id for a in Replay(workload, OPEN, policy_named(name), load=2.0).run())
+        for name in ("cost", "round_robin")
+    ]
+    assert counted[0] == counted[1] == sorted(f"{k}-{t}" for k in range(3, 30) for t in (0, 1))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import Counter
+from random import Random
 
 import pytest
 
@@ -17,7 +18,9 @@ from services.router.schedule.base import (
 from services.router.schedule.choose import choose
 from services.router.schedule.limits import reply_tokens
 from services.router.schedule.policies import policy_named
+from services.router.schedule.rates import Curve, Line, Rates
 from twinflow.contracts.errors import TooLong
+from twinflow.contracts.hits import usable_tokens
 from twinflow.contracts.workers import Load, Role, WorkerRecord
 
 POLICY = policy_named("cost", local_max_tokens=100)
@@ -178,3 +181,39 @@ def test_reply_tokens():
     assert reply_tokens(records, 250, 16) == 16
     with pytest.raises(TooLong, match="limit of 300"):
         reply_tokens(records, 300, 16)
+
+
+@pytest.mark.parametrize("name", ["cost", "min_of_groups", "attention_only", "least_loaded"])
+@pytest.mark.parametrize("seed", range(8), ids=lambda s: f"seed{s}")
+def test_workers_side_by_side_cost_what_they_cost_alone(seed: int, name: str) -> None:
+    """Every decode worker alone with the prefill workers gets the total that it has among all; the least of them is chosen."""
+    draw = Random(seed)
+
+    def one(id: str, role: Role = Role.DECODE) -> WorkerFacts:
+        reach = draw.choice([0, 320, 960])
+        made = worker(id, role, reach, [c for c in (256, 900) if c <= reach], draw.randrange(5), draw.randrange(4000))
+        rates = Rates(Curve(((9, draw.uniform(9e3, 9e4), 1),)), Line(1.0, 4.0, draw.uniform(0.003, 0.03)), {"p0": 1e10})
+        record = dataclasses.replace(made.record, load=Load(total_slots=4))
+        return dataclasses.replace(made, record=record, rates=rates, waiting_prompts=draw.randrange(3))
+
+    peers = [one(f"p{i}", P) for i in range(3)]
+    decoders = [one(f"d{i}") for i in range(6)]
+    policy = policy_named(name, local_max_tokens=700)
+    alone = {d.record.id: pick(d, *peers, policy=policy) for d in decoders}
+    choice = pick(*decoders, *peers, policy=policy)
+    totals = {id: c.terms["total"] for id, c in alone.items()}
+    assert choice.terms["total"] == pytest.approx(min(totals.values()))
+    same = alone[choice.decode.id]
+    assert (choice.kind, choice.reason, choice.local_max_tokens) == (same.kind, same.reason, same.local_max_tokens)
+    others = {name.split("→")[-1]: total for name, total in choice.others.items()}
+    assert len(others) == 5
+    assert others == {id: pytest.approx(totals[id]) for id in others}
+
+
+def test_usable_tokens_are_those_of_the_contract() -> None:
+    draw = Random(0)
+    for _ in range(300):
+        reach = draw.randrange(0, 12)
+        facts = worker("d", reach=reach, checkpoints=sorted(draw.sample(range(1, 12), draw.randrange(4))))
+        n = draw.randrange(1, 14)
+        assert facts.usable_tokens(n) == usable_tokens(facts.hits, n)
