@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from services.router.schedule.base import F64, NO_RATES, Bools, Crowd, Scene, Terms
+from services.router.schedule.base import F64, Bools, Crowd, Scene, Terms
 from services.router.schedule.rates import Line, Rates
 
 # Used until anything was measured, by anybody. Of the right order on a GPU; what matters is that they are equal for all.
@@ -32,6 +32,9 @@ SLOT_BYTES = 50 << 20
 
 SOON = 0.25  # prompts that will wait behind one at an idle worker
 NOISE = 1.5  # a factor between a worker's rate and that of all like it
+OBSERVATIONS = (
+    5  # of a length, before a worker's own rate counts: one that seems slow by mistake would be asked no more
+)
 
 
 class Cost:
@@ -72,7 +75,11 @@ class Cost:
 def prefill_ms(workers: Crowd, tokens: F64, scene: Scene) -> F64:
     """To compute so many tokens of prompts on each worker."""
     tokens = np.maximum(tokens, 0.0)
-    rate = trusted(workers, tokens, lambda rates, n: rates.prefill.at(n) if n else None, scene)
+    own = [
+        w.rates.prefill.at(n, OBSERVATIONS) if n else None for w, n in zip(workers.facts, tokens.tolist(), strict=True)
+    ]
+    like = _of_all(workers, tokens, lambda rates, n: rates.prefill.at(n) if n else None, scene)
+    rate = unless_noise(np.array(own, np.float64), like)
     taken: F64 = 1e3 * tokens / np.where(np.isnan(rate), PREFILL_TOKENS_PER_S, rate)
     return taken
 
@@ -80,15 +87,15 @@ def prefill_ms(workers: Crowd, tokens: F64, scene: Scene) -> F64:
 def step_ms(workers: Crowd, sequences: F64, scene: Scene) -> F64:
     """Of a decode step with so many sequences: (..., workers) both."""
     like = {id(w.record.role): scene.fleet_of(w).step for w in workers.facts}
-    own = _lines([w.rates.step for w in workers.facts], sequences)
+    own = _lines([w.rates.step for w in workers.facts], sequences, OBSERVATIONS)
     learnt = unless_noise(own, _lines([like[id(w.record.role)] for w in workers.facts], sequences))
     return 1e3 * np.where(np.isnan(learnt), STEP_S + STEP_SLOPE_S * sequences, learnt)
 
 
-def _lines(lines: Sequence[Line], xs: F64) -> F64:
-    """`Line.at` of all of them; nan where nothing was learnt."""
+def _lines(lines: Sequence[Line], xs: F64, observations: float = 0.0) -> F64:
+    """`Line.at` of all of them; nan where less was learnt."""
     n, x, y, slope = np.array([(line.n, line.x, line.y, line.slope) for line in lines]).T
-    return np.where(n > 0, np.maximum(y / 2, y + slope * (xs - x)), np.nan)
+    return np.where(n > observations, np.maximum(y / 2, y + slope * (xs - x)), np.nan)
 
 
 def transfer_ms(decode: Crowd, prefill: Crowd, scene: Scene) -> tuple[F64, F64]:
@@ -97,10 +104,10 @@ def transfer_ms(decode: Crowd, prefill: Crowd, scene: Scene) -> tuple[F64, F64]:
     ids = [p.record.id for p in prefill.facts]
     own = np.full(shape, np.nan)
     for i, w in enumerate(decode.facts):
-        if w.rates.links:
-            own[i] = [w.rates.links.get(id, np.nan) for id in ids]
-            if np.isnan(own[i]).any():
-                own[i, np.isnan(own[i])] = w.rates.link
+        links, reads = w.rates.links, w.rates.reads
+        if sum(reads.values()) >= OBSERVATIONS:
+            mean = w.rates.link
+            own[i] = [links[id] if reads.get(id, 0) >= OBSERVATIONS else mean for id in ids]
     record = decode.facts[0].record  # sizes are the same for all of a layout
     fleet = np.full(shape, scene.fleet_of(decode.facts[0]).link or np.nan)
     rate = unless_noise(own, fleet)
@@ -110,17 +117,16 @@ def transfer_ms(decode: Crowd, prefill: Crowd, scene: Scene) -> tuple[F64, F64]:
     return 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
 
 
-def trusted(workers: Crowd, xs: F64, read: Callable[[Rates, float], float | None], scene: Scene) -> F64:
-    """What is known of each worker at its x, or of all like it; nan where nothing is."""
-    of_all: dict[tuple[int, float], float | None] = {}
-    own, fleet = [], []
+def _of_all(workers: Crowd, xs: F64, read: Callable[[Rates, float], float | None], scene: Scene) -> F64:
+    """What is known at its x of all workers like each one, nan where nothing is."""
+    known: dict[tuple[int, float], float | None] = {}
+    found = []
     for w, x in zip(workers.facts, xs.tolist(), strict=True):
-        own.append(None if w.rates is NO_RATES else read(w.rates, x))
         like = (id(w.record.role), x)  # the rest is the same for all of a layout
-        if like not in of_all:
-            of_all[like] = read(scene.fleet_of(w), x)
-        fleet.append(of_all[like])
-    return unless_noise(np.array(own, np.float64), np.array(fleet, np.float64))
+        if like not in known:
+            known[like] = read(scene.fleet_of(w), x)
+        found.append(known[like])
+    return np.array(found, np.float64)
 
 
 def unless_noise(own: F64, fleet: F64) -> F64:

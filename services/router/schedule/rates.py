@@ -31,10 +31,12 @@ class Curve:
         known[at] = (mean + (value - mean) * max(NEWEST, 1 / (n + 1)), n + 1)
         return Curve(tuple((b, *known[b]) for b in sorted(known)))
 
-    def at(self, length: float) -> float | None:
-        """None before anything was learnt."""
+    def at(self, length: float, observations: int = 1) -> float | None:
+        """From buckets with so many observations; None without any."""
         x, before = math.log2(max(length, MIN_LENGTH)), None
-        for bucket, mean, _ in self.buckets:
+        for bucket, mean, n in self.buckets:
+            if n < observations:
+                continue
             if x <= bucket:
                 if before is None:
                     return mean * 2 ** (min(0.0, x - bucket + 0.5) / 2)
@@ -77,6 +79,7 @@ class Rates:
     prefill: Curve = field(default_factory=Curve)  # tokens per second by tokens to compute
     step: Line = field(default_factory=Line)  # seconds of a decode step by sequences
     links: Mapping[str, float] = field(default_factory=dict)
+    reads: Mapping[str, int] = field(default_factory=dict)  # that each of `links` was learnt from
 
     def paced(self, before: Pace, now: Pace, computing_tokens: int) -> "Rates":
         """`computing_tokens`: of the prompt that was computed meanwhile, 0 = unknown. Steps with a bit of both tell nothing."""
@@ -96,7 +99,9 @@ class Rates:
             return self
         rate, known = stats.bytes_moved / stats.transfer_s, self.links.get(stats.prefill_worker)
         mean = rate if known is None else known + NEWEST * (rate - known)
-        return replace(self, links={**self.links, stats.prefill_worker: mean})
+        reads = self.reads.get(stats.prefill_worker, 0) + 1
+        peer = stats.prefill_worker
+        return replace(self, links={**self.links, peer: mean}, reads={**self.reads, peer: reads})
 
     @property
     def link(self) -> float | None:

@@ -15,6 +15,7 @@ from twinflow.contracts.workers import Load
 class _Prompt:
     tokens: int  # to compute, as predicted
     left: int
+    done: bool = False  # its first token is here, the worker's report of its last part may not be
 
 
 @dataclass(slots=True)
@@ -31,15 +32,17 @@ class Charges:
 
     def prefill(self, request_id: str, tokens: int) -> None:
         self.prefilled(request_id)
+        self._prompts.pop(request_id, None)
         self._prompts[request_id] = _Prompt(tokens, tokens)
         self._new[request_id] = tokens
         self._left += tokens
 
     def prefilled(self, request_id: str) -> None:
         """Nothing is left to compute for it. Unknown ids are ignored."""
-        prompt = self._prompts.pop(request_id, None)
-        if prompt is not None:
+        prompt = self._prompts.get(request_id)
+        if prompt is not None and not prompt.done:
             self._left -= prompt.left
+            prompt.done = True
             self._new.pop(request_id, None)
 
     def run(self, request_id: str) -> None:
@@ -60,8 +63,9 @@ class Charges:
                 break
             done = min(prompt.left, computed_tokens)
             prompt.left -= done
-            self._left -= done
+            self._left -= 0 if prompt.done else done
             computed_tokens -= done
+        self._prompts = {id: prompt for id, prompt in self._prompts.items() if not prompt.done}
 
     # ---- what it amounts to ----
 
@@ -69,16 +73,22 @@ class Charges:
         return max(len(self.requests), load.running + load.waiting + len(self.new_requests))
 
     def queued_prefill_tokens(self, load: Load) -> int:
-        if load.running + load.waiting <= len(self.requests | self._prompts.keys()):  # all of them are ours
+        if load.running + load.waiting <= len(self.requests | self._waiting):  # all of them are ours
             return self._left
         return max(self._left, load.queued_prefill_tokens + sum(self._new.values()))
 
     @property
     def waiting_prompts(self) -> int:
         """Prompts of this router that are not computed yet."""
-        return len(self._prompts)
+        return len(self._waiting)
 
     @property
-    def computing_tokens(self) -> int:
-        """Length of the prompt that the worker is likely to be at, 0 = none of ours."""
-        return next((p.tokens for p in self._prompts.values()), 0)
+    def _waiting(self) -> set[str]:
+        return {id for id, prompt in self._prompts.items() if not prompt.done}
+
+    def computing_tokens(self, computed_tokens: int) -> int:
+        """Length of the prompt that these tokens, computed since the last report, were of. 0 = none of ours, or several."""
+        for prompt in self._prompts.values():
+            if prompt.left:
+                return prompt.tokens if computed_tokens <= prompt.left else 0
+        return 0

@@ -88,11 +88,12 @@ class View:
         if worker is None:
             return
         before, now = worker.record.load.pace, load.pace
-        computing_tokens = worker.charges.computing_tokens
+        computed_tokens = now.prefill_tokens - before.prefill_tokens
+        computing_tokens = worker.charges.computing_tokens(computed_tokens)
         worker.heard_s = self._clock()
         worker.record = dataclasses.replace(worker.record, load=load)
         worker.full_at = full_at(worker.full_at, load)
-        worker.charges.reported(now.prefill_tokens - before.prefill_tokens)
+        worker.charges.reported(computed_tokens)
         if now.steps != before.steps:
             worker.rates = worker.rates.paced(before, now, computing_tokens)
             like = (worker.record.fingerprint, worker.record.role)

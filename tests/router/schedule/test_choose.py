@@ -192,7 +192,9 @@ def test_workers_side_by_side_cost_what_they_cost_alone(seed: int, name: str) ->
     def one(id: str, role: Role = Role.DECODE) -> WorkerFacts:
         reach = draw.choice([0, 320, 960])
         made = worker(id, role, reach, [c for c in (256, 900) if c <= reach], draw.randrange(5), draw.randrange(4000))
-        rates = Rates(Curve(((9, draw.uniform(9e3, 9e4), 1),)), Line(1.0, 4.0, draw.uniform(0.003, 0.03)), {"p0": 1e10})
+        rates = Rates(
+            Curve(((9, draw.uniform(9e3, 9e4), 9),)), Line(9.0, 4.0, draw.uniform(0.003, 0.03)), {"p0": 1e10}, {"p0": 9}
+        )
         record = dataclasses.replace(made.record, load=Load(total_slots=4))
         return dataclasses.replace(made, record=record, rates=rates, waiting_prompts=draw.randrange(3))
 

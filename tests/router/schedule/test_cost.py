@@ -11,10 +11,16 @@ from services.router.schedule.cost import Cost, decode_bound, decode_terms, pref
 from services.router.schedule.policies import policy_named
 from services.router.schedule.rates import Curve, Line, Rates
 from tests.router.schedule.test_choose import P, pick, worker
+from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load, Role
 
 COST = Cost()
-RATES = Rates(prefill=Curve(((10, 10_000.0, 9),)), step=Line(100.0, 10.0, 0.010, 1e9, 1e9 * 0.0001), links={"p": 1e9})
+RATES = Rates(
+    prefill=Curve(((10, 10_000.0, 9),)),
+    step=Line(100.0, 10.0, 0.010, 1e9, 1e9 * 0.0001),
+    links={"p": 1e9},
+    reads={"p": 9},
+)
 
 
 def scene(n: int = 10_000, behind: float = 0.0, **policy: object) -> Scene:
@@ -164,3 +170,24 @@ def test_broken_pairs_are_not_offered() -> None:
     failing = Snapshot((*workers, worker("e", active=9)), broken=frozenset({("", "d")}))
     assert choose(failing, request, policy).decode.id == "e"
     assert choose(Snapshot(workers, broken=frozenset({("", "d")})), request, policy).decode.id == "d"
+
+
+@pytest.mark.parametrize("observations", [1, 4])
+def test_one_bad_measurement_makes_nobody_an_outcast(observations: int) -> None:
+    """A worker that is never asked is never measured again: what it did once counts for nothing, what it does again does."""
+    fleet = {
+        ("f", role): Rates(Curve(((10, 50_000.0, 99),)), Line(50.0, 1.0, 0.005), {"any": 1e10})
+        for role in (P, Role.DECODE)
+    }
+    curve, line, rates = Curve(), Line(), Rates()
+    for _ in range(observations):
+        curve, line = curve.learn(1000, 2_000.0), line.learn(1, 0.1)
+        rates = rates.moved(RequestStats(bytes_moved=10**9, transfer_s=10.0, prefill_worker="p"))
+    rates = dataclasses.replace(rates, prefill=curve, step=line)
+    known_fleet = dataclasses.replace(scene(1000), fleet=fleet)
+    p = Crowd.of([dataclasses.replace(worker("p", P), rates=rates)], [Hit(0, 0)])
+    d = Crowd.of([dataclasses.replace(worker("d"), rates=rates)], [Hit(0, 0)])
+    slow = observations == 4
+    assert COST.prefill(p, known_fleet)["prefill"].item() == pytest.approx(500 if slow else 20)
+    link = pair(d, p, 0.0, known_fleet)["transfer"]
+    assert link == pytest.approx((1000 * 32768 + (50 << 20)) / (1e8 if slow else 1e10) * 1e3)

@@ -72,5 +72,5 @@ def test_links_by_pair() -> None:
     assert rates.link is None
     rates = rates.moved(RequestStats(bytes_moved=10**9, transfer_s=0.1, prefill_worker="a"))
     rates = rates.moved(RequestStats(bytes_moved=10**9, transfer_s=1.0, prefill_worker="b"))
-    assert rates.links == {"a": 1e10, "b": 1e9} and rates.link == 5.5e9
+    assert rates.links == {"a": 1e10, "b": 1e9} and rates.link == 5.5e9 and rates.reads == {"a": 1, "b": 1}
     assert rates.moved(RequestStats(bytes_moved=0, transfer_s=1.0, prefill_worker="a")) == rates

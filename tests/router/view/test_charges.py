@@ -40,14 +40,32 @@ def test_progress_counts_in_order() -> None:
     charges = Charges()
     charges.prefill("a", 1000)
     charges.prefill("b", 500)
-    assert charges.computing_tokens == 1000
+    assert charges.computing_tokens(900) == 1000
     charges.reported(1200)
     assert queued(charges) == 300
     charges.prefilled("a")
-    assert (queued(charges), charges.computing_tokens, charges.waiting_prompts) == (300, 500, 1)
+    assert (queued(charges), charges.computing_tokens(300), charges.waiting_prompts) == (300, 500, 1)
     charges.prefilled("b")
     charges.prefilled("b")
-    assert queued(charges) == 0 == charges.computing_tokens
+    assert queued(charges) == 0 == charges.waiting_prompts
+    charges.reported(300)
+    assert charges.computing_tokens(1) == 0
+
+
+def test_the_last_part_of_a_prompt_is_its_own_though_its_first_token_came_before_the_report() -> None:
+    """It would else teach the speed of the short prompt as that of the long one behind it."""
+    charges = Charges()
+    charges.prefill("short", 100)
+    charges.prefill("long", 20_000)
+    charges.prefilled("short")
+    assert queued(charges) == 20_000
+    assert charges.computing_tokens(100) == 100
+    assert charges.computing_tokens(5_000) == 0  # of both: that of neither
+    charges.reported(100)
+    assert charges.computing_tokens(5_000) == 20_000 and queued(charges) == 20_000
+    charges.ended("long")
+    charges.reported(20_000)
+    assert queued(charges) == 0 and charges.computing_tokens(1) == 0
 
 
 def test_requests_count_once() -> None:
