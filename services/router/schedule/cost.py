@@ -15,12 +15,12 @@ The two sides save different things: a prefill worker what `usable_tokens` spare
 attention already reaches; the final state moves whatever it holds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from services.router.schedule.base import F64, Bools, Crowd, Scene, Terms
-from services.router.schedule.rates import Line, Rates
+from services.router.schedule.rates import Line
 
 # Used until anything was measured, by anybody. Of the right order on a GPU; what matters is that they are equal for all.
 PREFILL_TOKENS_PER_S = 20_000.0
@@ -32,9 +32,7 @@ SLOT_BYTES = 50 << 20
 
 SOON = 0.25  # prompts that will wait behind one at an idle worker
 NOISE = 1.5  # a factor between a worker's rate and that of all like it
-OBSERVATIONS = (
-    5  # of a length, before a worker's own rate counts: one that seems slow by mistake would be asked no more
-)
+OBSERVATIONS = 5  # before a rate of its own counts: a worker that seems slow by mistake would be asked no more
 
 
 class Cost:
@@ -75,11 +73,8 @@ class Cost:
 def prefill_ms(workers: Crowd, tokens: F64, scene: Scene) -> F64:
     """To compute so many tokens of prompts on each worker."""
     tokens = np.maximum(tokens, 0.0)
-    own = [
-        w.rates.prefill.at(n, OBSERVATIONS) if n else None for w, n in zip(workers.facts, tokens.tolist(), strict=True)
-    ]
-    like = _of_all(workers, tokens, lambda rates, n: rates.prefill.at(n) if n else None, scene)
-    rate = unless_noise(np.array(own, np.float64), like)
+    own, like = _prefill_rates(workers, tokens, scene)
+    rate = unless_noise(own, like)
     taken: F64 = 1e3 * tokens / np.where(np.isnan(rate), PREFILL_TOKENS_PER_S, rate)
     return taken
 
@@ -117,16 +112,17 @@ def transfer_ms(decode: Crowd, prefill: Crowd, scene: Scene) -> tuple[F64, F64]:
     return 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
 
 
-def _of_all(workers: Crowd, xs: F64, read: Callable[[Rates, float], float | None], scene: Scene) -> F64:
-    """What is known at its x of all workers like each one, nan where nothing is."""
+def _prefill_rates(workers: Crowd, tokens: F64, scene: Scene) -> tuple[F64, F64]:
+    """Tokens per second of each worker for so many tokens, and of all workers like it; nan where nothing is known."""
     known: dict[tuple[int, float], float | None] = {}
-    found = []
-    for w, x in zip(workers.facts, xs.tolist(), strict=True):
-        like = (id(w.record.role), x)  # the rest is the same for all of a layout
-        if like not in known:
-            known[like] = read(scene.fleet_of(w), x)
-        found.append(known[like])
-    return np.array(found, np.float64)
+    own, like = [], []
+    for w, n in zip(workers.facts, tokens.tolist(), strict=True):
+        own.append(w.rates.prefill.at(n, OBSERVATIONS) if n else None)
+        key = (id(w.record.role), n)  # the rest is the same for all of a layout
+        if key not in known:
+            known[key] = scene.fleet_of(w).prefill.at(n) if n else None
+        like.append(known[key])
+    return np.array(own, np.float64), np.array(like, np.float64)
 
 
 def unless_noise(own: F64, fleet: F64) -> F64:
