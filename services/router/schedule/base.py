@@ -84,8 +84,10 @@ class WorkerFacts:
 
     def usable_tokens(self, prompt_tokens: int) -> int:
         """As `contracts.hits` defines it, for these two groups."""
-        last = min(self.attention_tokens, prompt_tokens - 1)
-        return max((c for c in self.checkpoints if c <= last), default=0)
+        last, held = min(self.attention_tokens, prompt_tokens - 1), self.checkpoints
+        if held and held[-1] <= last:  # nearly always: of each worker, that alone is asked for
+            return held[-1]
+        return max((c for c in held if c <= last), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,33 +114,30 @@ class RouteRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    """One worker's hit of the prompt, as the policy reads it: what it need not be sent, what it need not compute."""
-
-    reach_tokens: int
-    usable_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Crowd:
     """Workers of one layout side by side, with their hits as the policy reads them. Arrays are (workers,)."""
 
     facts: tuple[WorkerFacts, ...]
-    reach: F64  # tokens
-    usable: F64
+    reach: F64  # tokens that they need not be sent
+    usable: F64  # tokens that they need not compute
     active: F64  # requests
     queued: F64  # tokens of prompts
     waiting: F64  # prompts
     slots: F64  # 0 = unknown
 
     @classmethod
-    def of(cls, facts: Sequence[WorkerFacts], hits: Sequence[Hit]) -> "Crowd":
+    def of(cls, facts: Sequence[WorkerFacts], reach: F64, usable: F64) -> "Crowd":
         rows = [
-            (h.reach_tokens, h.usable_tokens, w.active_requests, w.queued_prefill_tokens, w.waiting_prompts,
-             w.record.load.total_slots)
-            for w, h in zip(facts, hits, strict=True)
-        ]  # fmt: skip
-        return cls(tuple(facts), *np.array(rows, np.float64).reshape(len(rows), 6).T)
+            (w.active_requests, w.queued_prefill_tokens, w.waiting_prompts, w.record.load.total_slots) for w in facts
+        ]
+        return cls(tuple(facts), reach, usable, *np.array(rows, np.float64).reshape(len(rows), 4).T)
+
+    @classmethod
+    def seen(cls, facts: Sequence[WorkerFacts], prompt_tokens: int, sight: "Sight") -> "Crowd":
+        """With their hits of a prompt of that length."""
+        reach = np.array([w.attention_tokens for w in facts], np.float64)
+        usable = np.array([w.usable_tokens(prompt_tokens) for w in facts], np.float64)
+        return cls.of(facts, *sight(reach, usable, prompt_tokens))
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -159,15 +158,25 @@ class Scene:
     reply_tokens: float
     behind: float
 
-    def fleet_of(self, w: WorkerFacts) -> Rates:
-        """Rates of all workers like this one."""
-        return self.fleet.get((w.record.fingerprint, w.record.role), NO_RATES)
+    def fleets(self, workers: Crowd) -> list[Rates]:
+        """Of each worker the rates of all like it. They are of one layout, so only their roles differ."""
+        by_role: dict[int, Rates] = {}
+        found = []
+        for w in workers.facts:
+            role = id(w.record.role)
+            if role not in by_role:
+                by_role[role] = self.fleet.get((w.record.fingerprint, w.record.role), NO_RATES)
+            found.append(by_role[role])
+        return found
 
 
 class Sight(Protocol):
-    """How a policy reads a worker's hits. Pure."""
+    """How a policy reads hits. Pure."""
 
-    def __call__(self, facts: WorkerFacts, prompt_tokens: int) -> Hit: ...
+    def __call__(self, reach: F64, usable: F64, prompt_tokens: int) -> tuple[F64, F64]:
+        """Of each worker what attention holds and from where all groups can resume → what it need not be sent, what it need
+        not compute."""
+        ...
 
 
 class Scorer(Protocol):

@@ -81,14 +81,15 @@ def prefill_ms(workers: Crowd, tokens: F64, scene: Scene) -> F64:
 
 def step_ms(workers: Crowd, sequences: F64, scene: Scene) -> F64:
     """Of a decode step with so many sequences: (..., workers) both."""
-    like = {id(w.record.role): scene.fleet_of(w).step for w in workers.facts}
     own = _lines([w.rates.step for w in workers.facts], sequences, OBSERVATIONS)
-    learnt = unless_noise(own, _lines([like[id(w.record.role)] for w in workers.facts], sequences))
+    learnt = unless_noise(own, _lines([like.step for like in scene.fleets(workers)], sequences))
     return 1e3 * np.where(np.isnan(learnt), STEP_S + STEP_SLOPE_S * sequences, learnt)
 
 
 def _lines(lines: Sequence[Line], xs: F64, observations: float = 0.0) -> F64:
     """`Line.at` of all of them; nan where less was learnt."""
+    if all(line is lines[0] for line in lines):  # those of all workers together
+        lines = lines[:1]
     n, x, y, slope = np.array([(line.n, line.x, line.y, line.slope) for line in lines]).T
     return np.where(n > observations, np.maximum(y / 2, y + slope * (xs - x)), np.nan)
 
@@ -104,7 +105,7 @@ def transfer_ms(decode: Crowd, prefill: Crowd, scene: Scene) -> tuple[F64, F64]:
             mean = w.rates.link
             own[i] = [links[id] if reads.get(id, 0) >= OBSERVATIONS else mean for id in ids]
     record = decode.facts[0].record  # sizes are the same for all of a layout
-    fleet = np.full(shape, scene.fleet_of(decode.facts[0]).link or np.nan)
+    fleet = np.full(shape, scene.fleets(decode)[0].link or np.nan)
     rate = unless_noise(own, fleet)
     rate = np.where(np.isnan(rate), LINK_BYTES_PER_S, rate)
     tokens = np.maximum(0.0, scene.request.prompt_tokens - decode.reach)[:, None]
@@ -116,11 +117,11 @@ def _prefill_rates(workers: Crowd, tokens: F64, scene: Scene) -> tuple[F64, F64]
     """Tokens per second of each worker for so many tokens, and of all workers like it; nan where nothing is known."""
     known: dict[tuple[int, float], float | None] = {}
     own, like = [], []
-    for w, n in zip(workers.facts, tokens.tolist(), strict=True):
+    for w, fleet, n in zip(workers.facts, scene.fleets(workers), tokens.tolist(), strict=True):
         own.append(w.rates.prefill.at(n, OBSERVATIONS) if n else None)
-        key = (id(w.record.role), n)  # the rest is the same for all of a layout
+        key = (id(fleet), n)
         if key not in known:
-            known[key] = scene.fleet_of(w).prefill.at(n) if n else None
+            known[key] = fleet.prefill.at(n) if n else None
         like.append(known[key])
     return np.array(own, np.float64), np.array(like, np.float64)
 

@@ -104,19 +104,19 @@ def options(
 ) -> Options:
     """`kept`: workers that are options, of all roles and layouts."""
     n, scorer = request.prompt_tokens, policy.scorer
-    peers = _seen(
+    peers = Crowd.seen(
         [
             w
             for w in kept
             if w.record.role is Role.PREFILL and w.record.fingerprint == fingerprint and n < limit_tokens(w.record)
         ],
-        request,
-        policy,
+        n,
+        policy.sight,
     )
     behind = float(peers.waiting.mean()) if len(peers) else 0.0
     reply_tokens = min(request.max_tokens, snapshot.reply_tokens or DEFAULT_REPLY_TOKENS)
     scene = Scene(request, policy, snapshot.fleet, reply_tokens, behind)
-    decode = _seen(decoders, request, policy)
+    decode = Crowd.seen(decoders, n, policy.sight)
     peers, computed = _ranked(peers, scene, random, 4 * MAX_CANDIDATES if snapshot.broken else MAX_CANDIDATES)
     own = scorer.decode(decode, scene)
     bound = decode_bound(decode, own, scene)
@@ -152,10 +152,6 @@ def options(
         made.total[at] = _sum(local, (len(short),))[here]
         made.is_local[at] = True
     return made
-
-
-def _seen(workers: Sequence[WorkerFacts], request: RouteRequest, policy: Policy) -> Crowd:
-    return Crowd.of(workers, [policy.sight(w, request.prompt_tokens) for w in workers])
 
 
 def _ranked(peers: Crowd, scene: Scene, random: Random, count: int) -> tuple[Crowd, Terms]:

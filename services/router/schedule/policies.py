@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from services.router.schedule.base import F64, Bools, Crowd, Hit, Policy, Scene, Terms, WorkerFacts
+from services.router.schedule.base import F64, Bools, Crowd, Policy, Scene, Terms
 from services.router.schedule.cost import Cost
 from services.router.schedule.pick import least, next_in_turn
 from twinflow.contracts.errors import BadRequest
@@ -20,21 +20,20 @@ from twinflow.contracts.errors import BadRequest
 # ---- sights ----
 
 
-def per_group(facts: WorkerFacts, prompt_tokens: int) -> Hit:
-    return Hit(facts.attention_tokens, facts.usable_tokens(prompt_tokens))
+def per_group(reach: F64, usable: F64, prompt_tokens: int) -> tuple[F64, F64]:
+    return reach, usable
 
 
-def min_of_groups(facts: WorkerFacts, prompt_tokens: int) -> Hit:
-    usable = facts.usable_tokens(prompt_tokens)
-    return Hit(usable, usable)
+def min_of_groups(reach: F64, usable: F64, prompt_tokens: int) -> tuple[F64, F64]:
+    return usable, usable
 
 
-def attention_only(facts: WorkerFacts, prompt_tokens: int) -> Hit:
-    return Hit(facts.attention_tokens, min(facts.attention_tokens, prompt_tokens - 1))
+def attention_only(reach: F64, usable: F64, prompt_tokens: int) -> tuple[F64, F64]:
+    return reach, np.minimum(reach, prompt_tokens - 1)
 
 
-def blind(facts: WorkerFacts, prompt_tokens: int) -> Hit:
-    return Hit(0, 0)
+def blind(reach: F64, usable: F64, prompt_tokens: int) -> tuple[F64, F64]:
+    return np.zeros_like(reach), np.zeros_like(usable)
 
 
 # ---- scorers ----

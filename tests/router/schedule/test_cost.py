@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from services.router.schedule.base import Crowd, Hit, RouteRequest, Scene, Snapshot, Terms, WorkerFacts
+from services.router.schedule.base import Crowd, RouteRequest, Scene, Snapshot, Terms, WorkerFacts
 from services.router.schedule.choose import choose
 from services.router.schedule.cost import Cost, decode_bound, decode_terms, prefill_ms
 from services.router.schedule.policies import policy_named
@@ -36,7 +36,11 @@ def known(
         made.record, load=Load(total_slots=slots), block_tokens=100, block_bytes=10**6, slot_bytes=5 * 10**7
     )
     made = dataclasses.replace(made, record=record, rates=RATES, waiting_prompts=waiting)
-    return Crowd.of([made], [Hit(reach, usable)])
+    return crowd(made, reach, usable)
+
+
+def crowd(made: WorkerFacts, reach: int = 0, usable: int = 0) -> Crowd:
+    return Crowd.of([made], np.array([float(reach)]), np.array([float(usable)]))
 
 
 def of_one(terms: Terms) -> dict[str, float]:
@@ -68,7 +72,7 @@ def test_an_unknown_pair_goes_by_the_others() -> None:
     assert pair(known("d"), known("q", P), 0.0, scene())["transfer"] == pytest.approx(150)
     fresh = dataclasses.replace(known("d").facts[0], rates=Rates())
     fleet = dataclasses.replace(scene(), fleet={("f", Role.DECODE): Rates(links={"any": 2e9})})
-    unknown = Crowd.of([fresh], [Hit(0, 0)])
+    unknown = crowd(fresh)
     assert pair(unknown, known("q", P), 0.0, fleet)["transfer"] == pytest.approx(75)
     assert pair(unknown, known("q", P), 0.0, scene())["transfer"] == pytest.approx(15)
 
@@ -133,7 +137,7 @@ def test_rates_of_all_where_a_worker_is_like_them_its_own_where_not_a_guess_at_f
 
     def ms(rate: float | None, where: Scene) -> float:
         rates = Rates(prefill=Curve(((10, rate, 9),))) if rate else Rates()
-        one = Crowd.of([WorkerFacts(worker("a").record, True, 0, 0, rates=rates)], [Hit(0, 0)])
+        one = crowd(WorkerFacts(worker("a").record, True, 0, 0, rates=rates))
         return prefill_ms(one, np.array([1000.0]), where).item()
 
     assert ms(None, scene()) == pytest.approx(50)
@@ -185,8 +189,8 @@ def test_one_bad_measurement_makes_nobody_an_outcast(observations: int) -> None:
         rates = rates.moved(RequestStats(bytes_moved=10**9, transfer_s=10.0, prefill_worker="p"))
     rates = dataclasses.replace(rates, prefill=curve, step=line)
     known_fleet = dataclasses.replace(scene(1000), fleet=fleet)
-    p = Crowd.of([dataclasses.replace(worker("p", P), rates=rates)], [Hit(0, 0)])
-    d = Crowd.of([dataclasses.replace(worker("d"), rates=rates)], [Hit(0, 0)])
+    p = crowd(dataclasses.replace(worker("p", P), rates=rates))
+    d = crowd(dataclasses.replace(worker("d"), rates=rates))
     slow = observations > 1
     assert COST.prefill(p, known_fleet)["prefill"].item() == pytest.approx(500 if slow else 20)
     link = pair(d, p, 0.0, known_fleet)["transfer"]
