@@ -201,7 +201,7 @@ def main() -> None:
     add("--load", type=float, default=0.25, help="of both prefill workers, with all cores to themselves")
     args = parser.parse_args()
     sessions = scaled(read_trace(args.trace)[: args.sessions], args.divide, args.turns, limit=4000)
-    setup = sized(Setup(prefill=2, decode=2, cache_bytes=CACHE_BYTES, block_tokens=64, decode_slots=16, admitted=1e9))
+    setup = sized(Setup(prefill=2, decode=2, cache_bytes=CACHE_BYTES, block_tokens=64, decode_slots=16, burst_s=1e9))
     timing, starts_s, stretch = None, [0.0], 1.0
     for policy in args.policies.split(","):
         with tempfile.TemporaryDirectory() as folder, cluster_of(policy, Path(folder)) as cluster:
