@@ -82,16 +82,18 @@ def test_a_burst_of_siblings_is_computed_once() -> None:
 
 
 def test_a_cold_worker_gets_its_share_of_what_is_cold() -> None:
-    """A hot prefix keeps one worker busy; prompts that nobody knows, three workers' work, go to the others."""
+    """A hot prefix keeps a worker or two busy; prompts that nobody knows, three workers' work, go to the others first."""
     warm = requests(100, 0.1)
     cold = [Session(i * 0.1 + 0.05, (Turn((Run(9_000 + i, 14_000),), 20, REPLY_IDS + 500 + i),)) for i in range(100)]
     made = replay(sorted(warm + cold, key=lambda s: s.start_s), OPEN, 10.0)
     places = {True: Counter(), False: Counter()}
     for a in made.asked:
         places[a.prompt.runs[0] == HOT][a.stats.prefill_worker] += 1
-    holder = places[True].most_common(1)[0][0]
-    others = [n for worker, n in places[False].items() if worker != holder]
-    assert len(others) == 3 and min(others) > 20
+    holders = [worker for worker, n in places[True].items() if n > 10]
+    others = [n for worker, n in places[False].items() if worker not in holders]
+    assert len(holders) <= 2 and len(others) == 4 - len(holders) and min(others) >= 30
+    assert len(places[False]) == 4 and min(others) > max(places[False][worker] for worker in holders)
+    assert quantile(ttfts(made), 0.9) < 0.3  # alone a cold prompt takes 0.24
 
 
 def test_a_slow_worker_gets_less() -> None:
