@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     loads = [positive("loads", float(load)) for load in args.loads.split(",")]
     parts = int(positive("parts", args.parts))
     workloads = [
-        prepare(read_trace(args.trace, args.limit, args.copies, args.seed + part, parts), setup) for part in range(parts)
+        prepare(read_trace(args.trace, args.limit, args.copies, args.seed + part, parts), setup)
+        for part in range(parts)
     ]
     requests = sum(len(session) for workload in workloads for session in workload.sessions) // parts
     work_s = sum(workload.work_s for workload in workloads) / parts
