@@ -3,7 +3,8 @@
 TwinflowError
 ├── BadRequest            client's fault; names the field                 400  INVALID_ARGUMENT
 │   ├── Unsupported       field or model feature we refuse by name        400  INVALID_ARGUMENT
-│   └── TooLong           can never fit; carries the numbers              400  INVALID_ARGUMENT
+│   ├── TooLong           can never fit; carries the numbers              400  INVALID_ARGUMENT
+│   └── TooLarge          the body, in bytes                              413  INVALID_ARGUMENT
 ├── UnknownModel                                                          404  NOT_FOUND
 ├── UnknownWorker         names those that are known                      404  NOT_FOUND
 ├── Overloaded            shed; retry later                               429  RESOURCE_EXHAUSTED
@@ -43,6 +44,10 @@ class Unsupported(BadRequest):
 
 class TooLong(BadRequest):
     reason = "too_long"
+
+
+class TooLarge(BadRequest):
+    http_status, reason = 413, "too_large"
 
 
 class UnknownModel(TwinflowError):
@@ -95,6 +100,7 @@ BY_REASON: dict[str, type[TwinflowError]] = {
         BadRequest,
         Unsupported,
         TooLong,
+        TooLarge,
         UnknownModel,
         UnknownWorker,
         Overloaded,

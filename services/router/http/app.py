@@ -26,7 +26,7 @@ def build_app(
 ) -> FastAPI:
     """`waiting`: requests in the queue."""
     app = FastAPI(title="Twinflow router", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json")
-    serve(app)
+    serve(app, api.config.model_name)
     install(app, metrics, api.config.retry_after_s)
     for routes in (
         chat_routes(api),

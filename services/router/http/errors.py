@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -32,13 +33,17 @@ def error_response(error: TwinflowError, retry_after_s: int, request_id: str = "
     return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
 
 
+def new_request_id() -> str:
+    return f"req-{uuid.uuid4().hex}"
+
+
 def install(app: FastAPI, metrics: Metrics, retry_after_s: int) -> None:
-    """Handlers for our errors, unknown paths and methods, and bugs."""
+    """Handlers for our errors, query parameters, unknown paths and methods, and bugs."""
 
     def answer(request: Request, error: TwinflowError) -> JSONResponse:
         """Under the request's id, a fresh one if it came to none."""
         metrics.refused.labels(str(error.http_status), error.reason).inc()
-        return error_response(error, retry_after_s, getattr(request.state, "id", "") or f"req-{uuid.uuid4().hex}")
+        return error_response(error, retry_after_s, getattr(request.state, "id", "") or new_request_id())
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, TwinflowError)
@@ -48,13 +53,21 @@ def install(app: FastAPI, metrics: Metrics, retry_after_s: int) -> None:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {request.url.path}: {error.detail}"
         body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
-        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+        headers = {"x-request-id": new_request_id(), **(error.headers or {})}
+        return JSONResponse(body, status_code=error.status_code, headers=headers)
+
+    async def query(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return answer(request, BadRequest(f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}", param=name))
 
     async def bug(request: Request, error: Exception) -> JSONResponse:
         return answer(request, Internal("internal error; the router's log has the details"))
 
     app.add_exception_handler(TwinflowError, ours)
     app.add_exception_handler(HTTPException, framework)
+    app.add_exception_handler(RequestValidationError, query)
     app.add_exception_handler(Exception, bug)
 
 

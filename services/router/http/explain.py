@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import JSONResponse, Response
 
+from services.router.http.errors import new_request_id
 from services.router.schedule.explain import Decisions
 
 MAX_SHOWN = 100
@@ -23,7 +24,8 @@ def explain_routes(admin_token: str, decisions: Decisions) -> APIRouter:
     ) -> Response:
         given = authorization.removeprefix("Bearer ").encode()
         if not hmac.compare_digest(given, admin_token.encode()):
-            return JSONResponse({"error": _error("the admin token is missing or wrong")}, status_code=401)
+            body = {"error": _error("the admin token is missing or wrong")}
+            return JSONResponse(body, status_code=401, headers={"x-request-id": new_request_id()})
         return JSONResponse({"decisions": decisions.newest(limit, request_id)})
 
     return routes

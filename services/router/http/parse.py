@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from services.router.http.errors import from_validation
 from services.router.http.fields import GenerationFields, drop_neutral
-from twinflow.contracts.errors import BadRequest, UnknownModel
+from twinflow.contracts.errors import BadRequest, TooLarge, UnknownModel
 
 M = TypeVar("M", bound=GenerationFields)
 F = TypeVar("F", bound=BaseModel)
@@ -59,7 +59,7 @@ async def read_bytes(request: Request, max_bytes: int) -> bytes:
     async for chunk in request.stream():
         data += chunk
         if len(data) > max_bytes:
-            raise BadRequest(f"the body is over the limit of {max_bytes} bytes")
+            raise TooLarge(f"the body is over the limit of {max_bytes} bytes")
     return bytes(data)
 
 

@@ -20,7 +20,7 @@ REFUSED = {
     "/v1/batches": "batches are",
     "/v1/fine_tuning": "fine-tuning is",
     "/v1/vector_stores": "vector stores are",
-    "/v1/responses": "stored responses are",  # creating one is
+    "/v1/responses": "stored responses are",
     "/v1/conversations": "stored conversations are",
     "/v1/assistants": "assistants are",
     "/v1/threads": "assistants are",
@@ -36,7 +36,8 @@ def refused_routes() -> APIRouter:
         async def refused(request: Request) -> None:
             raise Unsupported(f"{request.method} {request.url.path}: {what} not served here")
 
-        routes.add_api_route(path, refused, methods=METHODS)
+        if path != "/v1/responses":  # creating one is served
+            routes.add_api_route(path, refused, methods=METHODS)
         routes.add_api_route(path + "/{rest:path}", refused, methods=METHODS)
 
     for path, what in REFUSED.items():

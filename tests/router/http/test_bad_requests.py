@@ -206,7 +206,9 @@ async def test_unknown_paths_and_methods(shared):
 
 async def test_too_big_bodies(model_folder):
     async with running(model_folder, max_body_bytes=1000) as c:
-        assert "1000 bytes" in complaint(await c.complete("x" * 1000))["message"]
+        response = await c.complete("x" * 1000)
+        error = complaint(response)
+        assert (response.status_code, error["code"]) == (413, "too_large") and "1000 bytes" in error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

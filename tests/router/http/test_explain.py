@@ -43,5 +43,12 @@ async def test_nobody_else(model_folder, token):
         assert answer.status_code == 401 and answer.json()["error"]["code"] == "unauthorized"
 
 
+async def test_a_bad_query_is_refused_by_name(model_folder):
+    async with running(model_folder, admin_token=TOKEN) as c:
+        for limit in (0, 101, "many"):
+            answer = await explain(c, limit=limit)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "limit"
+
+
 async def test_without_a_token_there_is_no_page(cluster):
     assert (await explain(cluster, "")).status_code == 404

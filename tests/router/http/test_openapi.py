@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.router.http.openapi import BODIES, ERRORS
+from services.router.http.bodies import BODIES
+from services.router.http.openapi import ERRORS_OF
+from services.router.http.responses import REFUSED
 from tests.router.conftest import running
 from tests.router.fake_worker import FakeWorker
 
@@ -24,9 +26,11 @@ async def test_every_body_field_and_answer_is_described(cluster):
     assert (await cluster.http.get("/docs")).status_code == 200
     for path, kinds in BODIES.items():
         post = spec["paths"][path]["post"]
-        assert ERRORS.keys() | {"200"} == post["responses"].keys()
+        assert {*ERRORS_OF[path], "200"} == post["responses"].keys()
         for kind in kinds:
-            assert set(spec["components"]["schemas"][kind.__name__]["properties"]) == kind.model_fields.keys()
+            fields = spec["components"]["schemas"][kind.__name__]["properties"]
+            assert kind.model_fields.keys() - REFUSED.keys() <= fields.keys()
+            assert all("enum" in str(fields[name]) for name in fields.keys() - kind.model_fields.keys())
     text = json.dumps(spec)
     refs = {part.split('"')[0] for part in text.split('"$ref": "#/components/schemas/')[1:]}
     assert refs <= spec["components"]["schemas"].keys() and "#/$defs/" not in text
