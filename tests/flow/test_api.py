@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from services.router.http.completions import CompletionFields
 from services.router.schedule.policies import policy_named
 from tests.flow.conftest import Flow, run_flow
 from tests.flow.test_flow import complete
@@ -42,7 +43,14 @@ ASKS = {
         "stop_token_ids": [70],
     },
     "samples": {"temperature": 1.0, "seed": 8, "n": 3, "logprobs": 0},
+    "stop": {"temperature": 1.0, "seed": 9, "stop": ["e", "t"], "logprobs": 1, "ignore_eos": True},
 }
+# What is no matter of sampling.
+OTHERS = {"model", "prompt", "stream", "stream_options", "max_tokens", "cache_salt", "user"}
+
+
+def test_no_option_is_left_out() -> None:
+    assert set().union(*ASKS.values()) == CompletionFields.model_fields.keys() - OTHERS
 
 
 async def test_every_option_gives_the_same_aggregated_and_disaggregated(checkpoint: Path) -> None:
@@ -61,6 +69,8 @@ async def test_every_option_gives_the_same_aggregated_and_disaggregated(checkpoi
                 answers.append(answer["choices"])
             for other in answers[1:]:
                 same(answers[0], other, name)
+            if name == "stop":
+                assert answers[0][0]["finish_reason"] == "stop" and answers[0][0]["text"]
             if name == "samples":
                 assert len({c["text"] for c in answers[0]}) == 3
         await remote.clean()
@@ -73,6 +83,10 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], name: str) ->
         if a["logprobs"] is not None:
             assert a["logprobs"]["tokens"] == b["logprobs"]["tokens"]
             assert a["logprobs"]["token_logprobs"] == pytest.approx(b["logprobs"]["token_logprobs"], abs=1e-4)
+            for mine, other in zip(
+                a["logprobs"]["top_logprobs"] or (), b["logprobs"]["top_logprobs"] or (), strict=True
+            ):
+                assert mine == pytest.approx(other, abs=1e-4), name
 
 
 async def tokens_of(flow: Flow, messages: list[dict[str, Any]]) -> int:

@@ -10,6 +10,7 @@ from services.router.http.access import access
 from services.router.http.api import Api
 from services.router.http.chat import chat_routes
 from services.router.http.completions import completion_routes
+from services.router.http.docs import docs_routes
 from services.router.http.errors import install
 from services.router.http.explain import explain_routes
 from services.router.http.openapi import serve
@@ -25,7 +26,7 @@ def build_app(
     api: Api, view: View, generator: Generator, metrics: Metrics, book: KeyBook, waiting: Callable[[], int]
 ) -> FastAPI:
     """`waiting`: requests in the queue."""
-    app = FastAPI(title="Twinflow router", docs_url="/docs", redoc_url=None, openapi_url="/openapi.json")
+    app = FastAPI(title="Twinflow router", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     serve(app, api.config.model_name)
     install(app, metrics, api.config.retry_after_s)
     for routes in (
@@ -38,5 +39,6 @@ def build_app(
     ):
         app.include_router(routes, dependencies=[Depends(access(book))])
     app.include_router(explain_routes(api.config.admin_token, generator.decisions))
+    app.include_router(docs_routes())
     app.include_router(health_routes(api.config, view, generator, metrics, waiting))
     return app

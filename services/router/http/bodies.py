@@ -23,6 +23,13 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "/tokenize": (PlainTokenizeFields, ChatTokenizeFields),
     "/detokenize": (DetokenizeFields,),
 }
+EXAMPLES: dict[str, Schema] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 64},
+    "/v1/completions": {"prompt": "The old man", "max_tokens": 64},
+    "/v1/responses": {"input": "Tell me a story.", "max_output_tokens": 64},
+    "/tokenize": {"prompt": "The old man"},
+    "/detokenize": {"tokens": [70, 71, 72]},
+}
 # Fields that are checked by hand for the sake of their error messages.
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXT_PART: Schema = {
@@ -63,6 +70,10 @@ TOOLS: dict[type[BaseModel], type[BaseModel]] = {
     ChatTokenizeFields: Tool,
     ResponseFields: FunctionTool,
 }
+
+
+def example(path: str, model_name: str) -> Schema:
+    return {"model": model_name, **EXAMPLES[path]}
 
 
 def ref(kind: type[BaseModel]) -> Schema:

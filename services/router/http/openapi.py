@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from services.router.http import answers, response_answers
 from services.router.http.access import WORTH_A_RETRY
-from services.router.http.bodies import BODIES, Schema, ref, schemas_of
+from services.router.http.bodies import BODIES, Schema, example, ref, schemas_of
 
 # What a path answers with 200: its body, and the events of a stream if it may be one.
 ANSWERS: dict[str, tuple[type[BaseModel], type[BaseModel] | None]] = {
@@ -62,7 +62,10 @@ def describe(app: FastAPI, model_name: str) -> Schema:
             if path in BODIES:
                 kinds = [ref(kind) for kind in BODIES[path]]
                 schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-                operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+                operation["requestBody"] = {
+                    "required": True,
+                    "content": {"application/json": {"schema": schema, "example": example(path, model_name)}},
+                }
     return spec
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -23,7 +24,6 @@ BASES: dict[str, dict[str, Any]] = {
 
 async def test_every_body_field_and_answer_is_described(cluster):
     spec = (await cluster.http.get("/openapi.json")).json()
-    assert (await cluster.http.get("/docs")).status_code == 200
     for path, kinds in BODIES.items():
         post = spec["paths"][path]["post"]
         assert {*ERRORS_OF[path], "200"} == post["responses"].keys()
@@ -93,3 +93,23 @@ async def test_arbitrary_values_get_described_answers(model_folder, path):
             elif response.headers["content-type"].startswith("text/event-stream"):
                 assert '"error":{' not in response.text, (body, response.text)
         assert not c.router.generator.running
+
+
+async def test_the_page_loads_nothing_from_elsewhere(cluster):
+    """Its policy forbids it, and what it asks for are paths of the router."""
+    answer = await cluster.http.get("/docs")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"(?m)^ *// .*$", "", answer.text))
+    assert set(re.findall(r'(?:src|href)="([^"#]*)"|fetch\("([^"]*)"', answer.text)) == {
+        ("openapi.json", ""),
+        ("", "openapi.json"),
+    }
+
+
+async def test_examples_are_served(cluster):
+    spec = (await cluster.http.get("/openapi.json")).json()
+    for path in BODIES:
+        body = spec["paths"][path]["post"]["requestBody"]["content"]["application/json"]["example"]
+        assert (await cluster.http.post(path, json=body)).status_code == 200, path
