@@ -218,3 +218,9 @@ async def test_health(pair: Pair) -> None:
         async with aio.insecure_channel(front.address) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_decode_is_healthy_without_any_prefill_worker() -> None:
+    async with decode_front(FakeEngine()) as (front, _), aio.insecure_channel(front.address) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING

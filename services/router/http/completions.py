@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import Field, StrictBool
 from starlette.responses import Response
 
 from services.router.admission.base import KeyFacts
@@ -18,12 +18,13 @@ from services.router.http.events import DONE, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, known_ids
 from services.router.http.parse import read_body
 from services.router.text.reply import TokenText
-from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.errors import BadRequest, Unsupported
 
 
 class CompletionFields(GenerationFields):
     prompt: Any
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: StrictBool = False
 
     def prompts(self, most: int) -> list[str | list[int]]:
         """Raises BadRequest unless it is a string, token ids, or a non-empty list of one kind of these."""
@@ -52,7 +53,7 @@ def completion_routes(api: Api) -> APIRouter:
         id = request.state.id = new_id("cmpl")
         jobs = await make_jobs(api, id, fields, key_of(request))
         outcomes = [Outcome(prompt_tokens=len(job.prompt)) for job in jobs]
-        answer = CompletionAnswer(api, id, fields, outcomes, wants_stats(request))
+        answer = CompletionAnswer(api, id, fields, outcomes, echoed(api, fields), wants_stats(request))
         if fields.stream:
             return await open_events(request, answer.events(jobs), api.limits, answer.headers, answer.held)
         return JSONResponse(await unless_gone(request, answer.body(jobs)), headers=answer.headers())
@@ -75,15 +76,33 @@ async def make_jobs(api: Api, id: str, fields: CompletionFields, key: KeyFacts) 
     return api.jobs(id, fields, all_ids, fields.logprobs, api.config.default_completion_tokens, key)
 
 
+def echoed(api: Api, fields: CompletionFields) -> list[str]:
+    """The prompt of each choice as text, empty unless it is asked for. Raises Unsupported with logprobs, since none are computed
+    of prompts."""
+    if fields.echo and fields.logprobs is not None:
+        raise Unsupported("echo=True does not go with logprobs: there are none of the prompt", param="echo")
+    prompts = fields.prompts(api.config.max_prompts)
+    texts = [p if isinstance(p, str) else api.text.decode(p) for p in prompts] if fields.echo else [""] * len(prompts)
+    return [text for text in texts for _ in range(fields.n)]
+
+
 class CompletionAnswer:
     """Shapes generations as OpenAI's text completion, `n` choices per prompt."""
 
     def __init__(
-        self, api: Api, id: str, fields: CompletionFields, outcomes: Sequence[Outcome], with_stats: bool
+        self,
+        api: Api,
+        id: str,
+        fields: CompletionFields,
+        outcomes: Sequence[Outcome],
+        echoed: Sequence[str],
+        with_stats: bool,
     ) -> None:
+        """`echoed`: what each choice's text begins with."""
         self._api = api
         self._fields = fields
         self._outcomes = outcomes
+        self._echoed = list(echoed)
         self._with_stats = with_stats
         self._head: dict[str, Any] = {
             "id": id,
@@ -119,6 +138,7 @@ class CompletionAnswer:
         return {"x-request-id": self._head["id"]} | decision_headers(self._outcomes)
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> dict[str, Any]:
+        text, self._echoed[index] = self._echoed[index] + text, ""
         return {"index": index, "text": text, "logprobs": self._logprobs(tokens), "finish_reason": finish}
 
     def _stats(self) -> dict[str, Any]:

@@ -282,3 +282,19 @@ async def test_tools_reach_the_template_as_sent(tmp_path):
             response = await c.chat("x", tools=[tool], tool_choice=choice, max_tokens=1)
             assert response.status_code == 200, response.text
             assert c.text.texts.tokenizer.decode(unpack_tokens(worker.submits[-1].prompt)) == f"{shown}|x"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_echo(cluster, stream):
+    cluster.says(cluster.workers[0], "one two")
+    ids = cluster.encode("hello")
+    for prompts, texts in (("größe", ["größe"]), ([ids, ids], ["hello", "hello"])):
+        response = await cluster.complete(prompts, echo=True, n=2, stream=stream)
+        chunks = events(response.text) if stream else [response.json()]
+        told = dict.fromkeys(range(2 * len(texts)), "")
+        for choice in (c for chunk in chunks for c in chunk["choices"]):
+            told[choice["index"]] += choice["text"]
+        assert list(told.values()) == [f"{text}one two" for text in texts for _ in range(2)]
+    plain = (await cluster.complete("hello")).json()
+    echoing = (await cluster.complete("hello", echo=True)).json()
+    assert plain["usage"] == echoing["usage"]

@@ -105,7 +105,7 @@ COMPLETIONS = [
     ("prompt-negative", {"prompt": [-1]}, "prompt", "-1"),
     ("prompt-many", {"prompt": ["a"] * 65}, "prompt", "at most 64"),
     ("prompt-long", {"prompt": [5] * 2048}, "prompt", "2048"),
-    ("echo", {"echo": True}, "echo", "echo=True is not supported"),
+    ("echo-logprobs", {"echo": True, "logprobs": 0}, "echo", "none of the prompt"),
     ("best-of", {"best_of": 3}, "best_of", "not supported"),
     ("suffix", {"suffix": "x"}, "suffix", "not supported"),
     ("n-many", {"prompt": ["a", "b"], "n": 33}, "n", "asked for 66"),
