@@ -46,7 +46,7 @@ ASKS = {
     "stop": {"temperature": 1.0, "seed": 9, "stop": ["e", "t"], "logprobs": 1, "ignore_eos": True},
 }
 # What is no matter of sampling.
-OTHERS = {"model", "prompt", "echo", "stream", "stream_options", "max_tokens", "cache_salt", "user"}
+OTHERS = {"model", "prompt", "echo", "stream", "stream_options", "max_tokens", "cache_salt", "user", "priority"}
 
 
 def test_no_option_is_left_out() -> None:
