@@ -182,7 +182,7 @@ class FakeWorker(rpc.WorkerServicer):
             finish = FinishReason.STOP if ended else FinishReason.LENGTH
         logprobs = None
         if sampling.HasField("logprobs"):
-            logprobs = TokenLogprobs(-0.5, tuple((ids[i] - n, -0.5 - n) for n in range(sampling.logprobs)))
+            logprobs = TokenLogprobs(-0.5, tuple((abs(ids[i] - n), -0.5 - n) for n in range(sampling.logprobs)))
         return Sample(ids[i], finish, logprobs)
 
     def _report(
