@@ -47,6 +47,7 @@ ASKS = {
 }
 # What is no matter of sampling.
 OTHERS = {"model", "prompt", "echo", "stream", "stream_options", "max_tokens", "cache_salt", "user", "priority"}
+OTHERS |= {"response_format", "structured_outputs"}
 
 
 def test_no_option_is_left_out() -> None:
