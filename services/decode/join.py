@@ -25,7 +25,7 @@ from twinflow.engine.base import (
     PullDone,
     PullFrom,
 )
-from twinflow.node.handshake import CHECKPOINT
+from twinflow.node.handshake import CHECKPOINT, GRAMMAR
 from twinflow.rpc.convert import sample_from_pb, sampling_to_pb, stats_from_pb, tag_from_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 from twinflow.transfer.base import OfferedState, PeerArena
@@ -56,6 +56,8 @@ class Handoff:
     async def open(self, have_tokens: int, want_checkpoint_at: int, idempotency_id: str, wait_s: float) -> None:
         """Until the peer has accepted; from then on everything comes by itself. Raises HandoffFailed or what the peer said."""
         r = self._request
+        if r.sampling.grammar is not None and GRAMMAR not in self._session.features:
+            raise errors.NoCapacity(f"{self._session} is of a release without structured outputs")
         if CHECKPOINT in self._session.features:
             self._want_checkpoint_at = want_checkpoint_at
         message = pb.Open(

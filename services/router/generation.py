@@ -31,9 +31,10 @@ from services.router.text.tokenizer import ModelText
 from services.router.view.breakers import is_fault
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import Key, View
-from twinflow.contracts.errors import DeadlineExceeded, TwinflowError
+from twinflow.contracts.errors import DeadlineExceeded, NoCapacity, TwinflowError
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, SamplingParams
+from twinflow.node.handshake import GRAMMAR
 
 log = logging.getLogger(__name__)
 
@@ -213,6 +214,8 @@ class Generator:
         root = prompt.root(choice.decode.fingerprint)
         stream: RequestStream | None = None
         try:
+            if sampling.grammar is not None and GRAMMAR not in choice.decode.features:
+                raise NoCapacity(f"worker {choice.decode.id} is of a release without structured outputs")
             stream = self._dispatcher.submit(
                 choice.decode, submission(id, job.id, prompt.packed, root, sampling, choice, outcome.sent)
             )

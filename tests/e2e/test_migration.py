@@ -54,9 +54,19 @@ async def ask(workers: Workers, prompt: list[int], kill_after: int | None, **sam
     return text, usage["completion_tokens"], killed
 
 
+NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "minItems": NEW}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    "sampling", [{"temperature": 0}, {"temperature": 1.0, "top_p": 0.95, "seed": 11}], ids=["greedy", "sampled"]
+    "sampling",
+    [
+        {"temperature": 0},
+        {"temperature": 1.0, "top_p": 0.95, "seed": 11},
+        {"temperature": 1.0, "seed": 3, "response_format": SCHEMA},
+    ],
+    ids=["greedy", "sampled", "structured"],
 )
 async def test_a_killed_decode_worker_costs_time_only(two: Workers, oracle: Oracle, sampling: dict[str, Any]) -> None:
     prompt = oracle.text_ids[:300]
@@ -67,6 +77,8 @@ async def test_a_killed_decode_worker_costs_time_only(two: Workers, oracle: Orac
     print(f"\n{killed} killed, answered after {time.monotonic() - began:.1f} s")
     assert killed.startswith("decode-")
     assert (got, tokens) == (want, NEW)
+    if "response_format" in sampling:  # it is cut by its length, in a list of numbers
+        assert all(0 <= n <= 999 for n in json.loads(want.rstrip(", ") + "]"))
     while killed in connected(two):  # until the router has noticed, it would count as ready
         await asyncio.sleep(0.1)
     two.cluster.start(killed)

@@ -7,6 +7,7 @@ tokens, stats = pair.decode.local(prompt)      # on one
 
 import queue
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,9 @@ from twinflow.engine.base import Mode, Notice
 from twinflow.engine.build import describe
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine, Inbound
+from twinflow.engine.guides import Guides
+from twinflow.grammar.base import Compiler
+from twinflow.grammar.tokens import TokenCompiler
 from twinflow.models.base import HybridModel
 from twinflow.transfer.leases import LeaseTable, SessionKey
 from twinflow.transfer.loopback import AtPoll, LoopbackNetwork, LoopbackTransport, Scheduler
@@ -61,7 +65,12 @@ class Worker:
         ready = describe(settings, model, self.arena, cache, self.transport)
         assert ready.arena is not None
         self.peer = replace(ready.arena, base_address=0)  # the loopback transport has offsets only
-        self.engine = Engine(settings, model, self.arena, cache, thread, ready)
+        self.grammars = TokenCompiler(model.vocab_size, model.eos_token_ids)
+        compiler: Future[Compiler] = Future()
+        compiler.set_result(self.grammars)
+        rows = values["max_running"]
+        guides = Guides(compiler, model.vocab_size, model.eos_token_ids, rows, "cpu", 2, done=self.inbox.put)
+        self.engine = Engine(settings, model, self.arena, cache, thread, ready, guides)
         self.root = root_hash(model.layout.fingerprint())
         self.requests = 0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from twinflow.contracts.requests import SamplingParams, TokenLogprobs
-from twinflow.engine.sampling import Drawn, Sampler
+from twinflow.engine.sampling import Drawn, RowMasks, Sampler
 from twinflow.engine.sampling.params import hasher, uniform
 from twinflow.kernels.select import reference_kernels, select_kernels
 
@@ -247,3 +247,40 @@ def test_launches_never_wait_for_the_device_and_draw_what_the_cpu_draws() -> Non
             if mine.logprobs and theirs.logprobs:
                 assert mine.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-4)
                 assert [t for t, _ in mine.logprobs.top] == [t for t, _ in theirs.logprobs.top]
+
+
+def masks(vocab: int, *rows: tuple[int, set[int]]) -> RowMasks:
+    """`rows`: (index in the batch, ids that are allowed)."""
+    bits = torch.zeros(len(rows), -(-vocab // 32), dtype=torch.int64)
+    for line, (_, ids) in enumerate(rows):
+        for id in ids:
+            bits[line, id // 32] |= 1 << id % 32
+    return RowMasks(tuple(i for i, _ in rows), bits.to(torch.int32))  # the 32nd bit is a sign
+
+
+@pytest.mark.parametrize("vocab", [31, 64, 100, 4097])
+def test_masks_ban_everything_else_in_their_rows_alone(vocab: int) -> None:
+    s = sampler(vocab)
+    plans = [GREEDY, replace(FREE, top_p=0.9), replace(FREE, frequency_penalty=1.0, logit_bias=((3, 100.0),)), FREE]
+    for row, plan in enumerate(plans):
+        s.start(row, plan, b"", [])
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab))
+    before, free = logits.clone(), tokens(s, logits, range(4), [0] * 4)
+    for allowed in ({0}, {vocab - 1}, {5, 30}, {1, 2, vocab - 2}):
+        draw = s.launch(logits, range(4), [0] * 4, masks(vocab, (2, allowed), (0, allowed)))
+        drawn = [d.token_id for d in draw.read()]
+        assert {drawn[0], drawn[2]} <= allowed and [drawn[1], drawn[3]] == [free[1], free[3]]
+        assert drawn[0] == max(allowed, key=lambda t: float(logits[0, t]))
+    assert logits.equal(before), "the model's logits are not the sampler's to change"
+    nothing = s.launch(logits, range(4), [0] * 4, masks(vocab, (1, set()))).read()
+    assert [d.error is None for d in nothing] == [True, False, True, True] and "grammar" in str(nothing[1].error)
+
+
+def test_logprobs_are_of_the_logits_as_they_are() -> None:
+    s = sampler(40)
+    s.start(0, replace(GREEDY, logprobs=2), b"", [])
+    logits = torch.arange(40.0)[None]
+    (drawn,) = s.launch(logits, [0], [0], masks(40, (0, {3, 7}))).read()
+    logs = logits[0].log_softmax(-1).tolist()
+    assert drawn.token_id == 7 and drawn.logprobs is not None
+    assert drawn.logprobs.logprob == pytest.approx(logs[7]) and [t for t, _ in drawn.logprobs.top] == [39, 38]

@@ -40,6 +40,7 @@ class FakeWorker(rpc.WorkerServicer):
             "max_model_tokens": 4096,
             "max_request_tokens": 2048,
             "block_tokens": 4,
+            "features": ("grammar",),
         } | record
         self.record = WorkerRecord(id, uuid.uuid4().hex[:8], role, (), model, **facts)
         self.script: Script = echo

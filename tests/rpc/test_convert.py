@@ -6,7 +6,15 @@ import pytest
 
 from twinflow.contracts import errors
 from twinflow.contracts.events import CacheEvent, EventKind
-from twinflow.contracts.requests import FinishReason, RequestStats, Sample, SamplingParams, TokenLogprobs
+from twinflow.contracts.requests import (
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    RequestStats,
+    Sample,
+    SamplingParams,
+    TokenLogprobs,
+)
 from twinflow.contracts.tags import StateTag
 from twinflow.contracts.workers import Load, Pace, Role, WorkerRecord
 from twinflow.rpc import convert
@@ -30,6 +38,7 @@ SAMPLING = SamplingParams(
     ignore_eos=True,
     min_tokens=3,
     sample_index=4,
+    grammar=Grammar(GrammarKind.REGEX, "a+", lenient=True, field="f", think_end=0, think_start=7),
 )
 STATS = RequestStats(
     prompt_tokens=130,
@@ -53,13 +62,20 @@ STATS = RequestStats(
     faulty_prefill_workers=("p1", "p2"),
 )
 LOAD = Load(1, 2, 3, 4, 5, 6, 7, Pace(8, 1.5, 9, 10))
-RECORD = WorkerRecord("w", "i1", Role.BOTH, ("a:1", "b:2"), "m", "f" * 32, 4096, 2048, 64, True, LOAD, 5, 6)
+RECORD = WorkerRecord("w", "i1", Role.BOTH, ("a:1", "b:2"), "m", "f" * 32, 4096, 2048, 64, True, LOAD, 5, 6, ("x",))
 
 CASES = [
     ("sampling", SAMPLING, pb.Sampling, convert.sampling_to_pb, convert.sampling_from_pb),
     (
         "sampling-no-logprobs",
         dataclasses.replace(SAMPLING, logprobs=None),
+        pb.Sampling,
+        convert.sampling_to_pb,
+        convert.sampling_from_pb,
+    ),
+    (
+        "sampling-no-thoughts",
+        dataclasses.replace(SAMPLING, grammar=Grammar(GrammarKind.CHOICE, "[]")),
         pb.Sampling,
         convert.sampling_to_pb,
         convert.sampling_from_pb,

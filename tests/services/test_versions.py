@@ -18,6 +18,7 @@ from tests.services.conftest import Pair
 from tests.services.fake_engine import SLOT, FakeEngine, token
 from tests.services.previous import Previous, PreviousDecode, PreviousPrefill
 from twinflow.contracts.errors import Incompatible
+from twinflow.contracts.requests import Grammar, GrammarKind
 from twinflow.engine import base
 from twinflow.node.handshake import features, same_verify
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -91,6 +92,30 @@ async def test_an_older_prefill_worker_is_used(opened: AsyncExitStack) -> None:
     (pull,) = engine.sent(base.PullFrom)
     assert (pull.peer.generation, pull.want_checkpoint_at) == (1, 0)
     assert engine.sent(base.PrefillFinished)[0].checkpoint is None
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "grammar"])
+async def test_an_older_prefill_worker_gets_no_reply_that_is_held_to_a_grammar(
+    opened: AsyncExitStack, held: bool
+) -> None:
+    """It would draw the first token of it freely. The prompt is computed here instead."""
+    old = await opened.enter_async_context(PreviousPrefill().serve())
+    engine = FakeEngine()
+    front, _ = await opened.enter_async_context(decode_front(engine, local_max_tokens=2))
+    router = RouterClient(front.address)
+    opened.push_async_callback(router.close)
+    worker_id, incarnation, address = old.candidate()
+    message = submit("a", pb.Candidate(worker_id=worker_id, incarnation=incarnation, addresses=[address]))
+    if held:
+        message.sampling.grammar.CopyFrom(pb.Grammar(kind="regex", text="a+", field="f"))
+    router.submit(message)
+    last = await router.end_of("a")
+    assert (last.error.message, last.stats.route) == ("", "local" if held else "remote")
+    assert len(old.of("open")) == (not held) and not last.stats.faulty_prefill_workers
+    if held:
+        assert "structured outputs" in last.stats.reason
+        (sent,) = engine.sent(base.Submit)
+        assert sent.request.sampling.grammar == Grammar(GrammarKind.REGEX, "a+", field="f")
 
 
 async def test_a_worker_of_this_release_is_asked_for_the_checkpoint(opened: AsyncExitStack) -> None:

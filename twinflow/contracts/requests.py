@@ -11,6 +11,30 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+class GrammarKind(Enum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"  # of the whole text
+    CHOICE = "choice"  # a JSON list of strings
+    GRAMMAR = "grammar"  # Lark or GBNF
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a reply must be. `field`: the request's field that it came from, which errors are blamed on.
+
+    `think_end` is the token that ends the reply's thoughts: the grammar holds after it, and before it nothing does but that the
+    reply may not end. `think_start` None = the prompt has opened them; else they are there only if the reply begins with this
+    token.
+    """
+
+    kind: GrammarKind
+    text: str
+    lenient: bool = False  # keywords of a JSON schema that cannot be enforced are passed over, not refused
+    field: str = "structured_outputs"
+    think_end: int | None = None
+    think_start: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling is f(seed, sample index, position): the same request gives the same tokens wherever it is computed.
@@ -36,11 +60,13 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     sample_index: int = 0  # which of n samples
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities of one generated token under the model's raw logits (before temperature and filters)."""
+    """Natural-log probabilities of one generated token under the model's raw logits (before temperature, filters and
+    grammar)."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

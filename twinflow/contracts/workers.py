@@ -51,6 +51,7 @@ class WorkerRecord:
     load: Load = field(default_factory=Load)
     block_bytes: int = 0  # of an attention block, 0 = unknown
     slot_bytes: int = 0  # of a state slot, 0 = unknown
+    features: tuple[str, ...] = ()  # of requests that not every release takes: "grammar"
 
     @property
     def key(self) -> tuple[str, str]:

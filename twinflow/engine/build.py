@@ -17,6 +17,10 @@ from twinflow.contracts.workers import Role
 from twinflow.engine.base import Flush, Mode, Ready, Submit, Work
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine
+from twinflow.engine.guides import GuideReady, Guides, in_background
+from twinflow.grammar.base import Compiler
+from twinflow.grammar.cache import GrammarCache
+from twinflow.grammar.llguidance import LlguidanceCompiler
 from twinflow.models.base import HybridModel
 from twinflow.models.checkpoint import read_json
 from twinflow.models.hub import resolve_config
@@ -34,11 +38,11 @@ FIRST_GENERATION = 1
 
 
 def build_engine(
-    config: EngineConfig, on_transfer: Callable[[TransferEvent], None], transport: TransportFactory | None
+    config: EngineConfig, on_event: Callable[[TransferEvent | GuideReady], None], transport: TransportFactory | None
 ) -> tuple[Engine, Ready]:
     """Loads the model, allocates and registers the arena, warms up. Raises ModelError, or ValueError for a bad setting.
 
-    `on_transfer` is called from the transfer thread. `transport` None = a worker that neither gives nor takes.
+    `on_event` is called from threads of the engine. `transport` None = a worker that neither gives nor takes.
     """
     torch.set_num_threads(config.threads)
     if config.device.startswith("cuda"):
@@ -55,9 +59,18 @@ def build_engine(
     except MemoryError as error:
         raise ModelError(f"{error}; lower cache_bytes", param="cache_bytes") from error
     cache = (HybridCache if config.prefix_cache else PrivateCache)(model.layout, geometry, arena)
-    link, thread = open_transfer(config, arena, on_transfer, transport) if transport else (None, None)
+    link, thread = open_transfer(config, arena, on_event, transport) if transport else (None, None)
     ready = describe(config, model, arena, cache, link)
-    engine = Engine(config, model, arena, cache, thread, ready)
+    guides = Guides(
+        in_background("grammars", lambda: grammar_compiler(config.model, model)),
+        model.vocab_size,
+        model.eos_token_ids,
+        rows=config.max_running,
+        device=config.device,
+        threads=config.grammar_threads,
+        done=on_event,
+    )
+    engine = Engine(config, model, arena, cache, thread, ready, guides)
     if config.device != "cpu":
         engine.runner.prepare(config)
     warm_up(engine)
@@ -82,6 +95,12 @@ def open_transfer(
         path_rule=refuse_tcp if config.rdma_required else None,
     )
     return link, thread
+
+
+def grammar_compiler(path_or_id: str, model: HybridModel) -> Compiler:
+    """Over the tokenizer beside the model's config. Raises ModelError where there is none that can be used."""
+    file = resolve_config(path_or_id).with_name("tokenizer.json")
+    return GrammarCache(LlguidanceCompiler(file, model.vocab_size, model.eos_token_ids))
 
 
 def _model(config: EngineConfig) -> HybridModel:

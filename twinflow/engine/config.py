@@ -13,7 +13,16 @@ CHOICES = {
     "cuda_graphs": ("auto", "off"),
     "load_format": ("auto", "dummy"),
 }
-POSITIVE = ("cache_bytes", "max_running", "block_tokens", "step_tokens", "chunk_tokens", "growth_tokens", "threads")
+POSITIVE = (
+    "cache_bytes",
+    "max_running",
+    "block_tokens",
+    "step_tokens",
+    "chunk_tokens",
+    "growth_tokens",
+    "threads",
+    "grammar_threads",
+)
 NOT_NEGATIVE = (
     "checkpoint_slots",
     "checkpoint_interval_tokens",
@@ -67,6 +76,7 @@ class EngineConfig:
         "auto", "auto = capture decode and small prefill steps on a GPU; off = launch every kernel"
     )
     threads: int = setting(1, "of torch within one operation, on CPU")
+    grammar_threads: int = setting(4, "that compile grammars and compute what they allow next, beside the steps")
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():

@@ -18,6 +18,7 @@ from twinflow.engine import base
 from twinflow.engine.base import Done, Generated, Mode, Notice, Ready, Report
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.control import answer
+from twinflow.engine.guides import GuideReady, Guides
 from twinflow.engine.limits import check_request
 from twinflow.engine.load import load_of
 from twinflow.engine.offers import Offers
@@ -33,21 +34,16 @@ from twinflow.transfer.thread import TransferThread
 
 log = logging.getLogger(__name__)
 
-Inbound = base.Command | TransferEvent
+Inbound = base.Command | TransferEvent | GuideReady
 
 
 class Engine:
     """Owns every sequence of one worker. `transfer` is None for an aggregated worker without a transport."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        model: HybridModel,
-        arena: Arena,
-        cache: Cache,
-        transfer: TransferThread | None,
-        ready: Ready,
-    ) -> None:
+        self, config: EngineConfig, model: HybridModel, arena: Arena, cache: Cache, transfer: TransferThread | None,
+        ready: Ready, guides: Guides,
+    ) -> None:  # fmt: skip
         self.config = config
         self.ready = ready
         self.model = model
@@ -57,7 +53,8 @@ class Engine:
         self.waiting = Waiting(cache, config)
         self.stopping = False
         self.runner = Runner(model, arena, cache, config)
-        self.steps = Steps(self.runner, config)
+        self.guides = guides
+        self.steps = Steps(self.runner, config, guides)
         self.running = self.steps.running
         self.transfer = transfer
         verify = config.verify == "checksum"
@@ -70,6 +67,7 @@ class Engine:
     def close(self) -> None:
         """Destroys the transport; after it no posted read writes into the arena."""
         self.pulls.close()
+        self.guides.close()
 
     @property
     def busy(self) -> bool:
@@ -135,6 +133,10 @@ class Engine:
                     self._confirmed(sequence)
             case PullFinished():
                 self._pull_finished(command)
+            case GuideReady(id, sequence):
+                if self._in_phase(id, Phase.COMPILING) is sequence:
+                    sequence.guide = command.result()
+                    self._begin(sequence)
             case GenerationOpened() | GenerationClosed():
                 self._notices.append(command)
             case base.HandoffFailed(id, reason, message):
@@ -165,8 +167,14 @@ class Engine:
             return
         check_request(request, self.ready, generates=command.mode is not Mode.OFFER)
         sequence = Sequence.submitted(command, self.model.layout.block_tokens)
+        if request.sampling.grammar is not None:
+            self.guides.prepare(sequence)  # goes on with GuideReady
         self.sequences[request.id] = sequence
-        if command.mode is Mode.CLAIM:
+        if sequence.phase is not Phase.COMPILING:
+            self._begin(sequence)
+
+    def _begin(self, sequence: Sequence) -> None:
+        if sequence.mode is Mode.CLAIM:
             self._claim(sequence)
         else:
             self.waiting.add(sequence)
@@ -280,12 +288,13 @@ class Engine:
                 self._notices += self.offers.announce(sequence)
         for sequence, one in drawn:
             self._drawn(sequence, one)
+        self.steps.ask()
 
     def _drawn(self, sequence: Sequence, drawn: Drawn) -> None:
-        if drawn.error:
+        if problem := sequence.problem(drawn):
             if drawn.broken and sequence.holding is not None:
                 self.cache.withdraw(sequence.holding)  # else whoever has the same prefix fails, too
-            self._fail(sequence, Internal(drawn.error))
+            self._fail(sequence, problem)
             return
         sample = sequence.take(drawn.token_id, drawn.logprobs)
         stats = sequence.stats if sequence.mode is Mode.OFFER else None
@@ -378,10 +387,8 @@ class Engine:
         self._claim(sequence)
 
     def _done(self, id: str, stats: RequestStats, error: TwinflowError | None) -> None:
-        if error is None:
-            self._notices.append(Done(id, stats))
-        else:
-            self._notices.append(Done(id, stats, error.reason, error.message, error.param))
+        reason, message, param = ("", "", None) if error is None else (error.reason, error.message, error.param)
+        self._notices.append(Done(id, stats, reason, message, param))
 
     def _tell_transfer(self) -> None:
         """Peers read from us while hand-offs are open here: over some transports that takes our thread's help."""

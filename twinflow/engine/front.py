@@ -42,7 +42,7 @@ from twinflow.engine.leaving import Signals, drained
 from twinflow.engine.metrics import WorkerMetrics
 from twinflow.engine.questions import Questions
 from twinflow.engine.routers import RouterStreams, Submissions
-from twinflow.node.handshake import Layout
+from twinflow.node.handshake import GRAMMAR, Layout
 from twinflow.node.pulse import SessionTimes
 from twinflow.node.registry.factory import RegistrySettings, registration
 from twinflow.node.scrape import ScrapeServer
@@ -205,6 +205,7 @@ class Front:
             load=self.load,
             block_bytes=unit_bytes.get(GroupKind.ATTENTION, 0),
             slot_bytes=unit_bytes.get(GroupKind.STATE, 0),
+            features=(GRAMMAR,),
         )
 
     def read_reports(self, role: RoleService) -> None:

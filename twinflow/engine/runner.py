@@ -2,9 +2,10 @@
 
     launch(parts) ── everything queued on the compute stream, nothing waited for ──▶ Flight ── land ──▶ drawn tokens
 
-On a GPU the engine launches the next step before the last one has landed: the drawn tokens that it feeds are read on the
-device. Cursors move, blocks are published and states copied when a step lands, so nothing is ever named before it is
-written. Knows nothing of requests' lives outside the step.
+Where a sequence has a grammar, the draws are left out at first, and follow with `draw` once its mask is known. On a GPU the
+engine launches the next step before the last one has landed: the drawn tokens that it feeds are read on the device. Cursors
+move, blocks are published and states copied when a step lands, so nothing is ever named before it is written. Knows nothing of
+requests' lives outside the step.
 """
 
 import logging
@@ -20,7 +21,7 @@ from twinflow.engine.base import Work
 from twinflow.engine.batch import BlockTables, Fields, Part, Plan, Shape, pack
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.graphs import StepGraphs, step_shapes
-from twinflow.engine.sampling import Draw, Drawn, Sampler
+from twinflow.engine.sampling import Draw, Drawn, RowMasks, Sampler
 from twinflow.engine.sequence import Sequence
 from twinflow.engine.sharing import Sharing
 from twinflow.kernels.base import Snapshots
@@ -31,13 +32,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Undrawn:
+    """What a step's draws need: its inputs and logits, and the positions of the tokens in their replies."""
+
+    fields: Fields
+    logits: torch.Tensor
+    positions: tuple[int, ...]
+
+
+@dataclass(slots=True)
 class Flight:
-    """A launched step. `event` fires behind everything that it queued; None where launching is doing."""
+    """A launched step. `event` fires behind everything that it queued; None where launching is doing. `failure`: of drawing,
+    raised when it lands."""
 
     step: int
     plan: Plan
-    draw: Draw | None
-    event: torch.cuda.Event | None
+    undrawn: Undrawn | None  # until `Runner.draw`, which comes before any other launch
+    draw: Draw | None = None
+    event: torch.cuda.Event | None = None
+    failure: Exception | None = None
 
 
 class Runner:
@@ -82,7 +95,10 @@ class Runner:
     def enter(self, sequence: Sequence) -> None:
         """The sequence, with its memory, takes part in steps from now on."""
         row = self.tables.assign(sequence)
-        self.sampler.start(row, sequence.request.sampling, sequence.request.prompt, sequence.generated)
+        sampling = sequence.request.sampling
+        if sequence.guide is not None:  # its masks see to it, so that they never leave nothing
+            sampling = replace(sampling, min_tokens=0)
+        self.sampler.start(row, sampling, sequence.request.prompt, sequence.generated)
 
     def leave(self, sequence: Sequence) -> None:
         """Only when no step in flight has it. Sequences without a row are ignored."""
@@ -92,24 +108,31 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, parts: Seq[Part]) -> Flight:
-        """Queues a step. On an exception the step is over and none of its tokens counts as fed."""
+        """Queues a step, without its draws where one of them needs a mask. On an exception the step is over and none of its
+        tokens counts as fed."""
         plan = Plan.of([self._with_snapshot(p) for p in parts])
         step = self.cache.begin_step()
         try:
-            draw = self._queue(plan)
+            fields, logits = self._queue(plan)
+            drawing = [plan.parts[i].sequence for i in plan.drawing]
+            positions = tuple(len(s.generated) + s.flying_draws for s in drawing)
+            flight = Flight(step, plan, Undrawn(fields, logits, positions))
+            if all(s.guide is None for s in drawing):
+                self._draw(flight, None)
         except BaseException:
             self._wait()
             self.cache.end_step(step)
             raise
-        event = None
-        if self._on_gpu:
-            event = torch.cuda.Event()
-            event.record()
         for part in plan.parts:
             part.sequence.flights += 1
             part.sequence.flying_tokens += part.tokens
             part.sequence.flying_draws += part.samples
-        return Flight(step, plan, draw, event)
+        return flight
+
+    @torch.inference_mode()
+    def draw(self, flight: Flight, masks: RowMasks | None) -> None:
+        """Queues the draws of a step that was launched without them. `picks` of the masks are places in `plan.drawing`."""
+        self._draw(flight, masks)
 
     def land(self, flight: Flight) -> list[tuple[Sequence, Drawn]]:
         """Waits for the step, moves cursors, publishes full blocks, keeps states at cuts; returns what was drawn.
@@ -119,6 +142,8 @@ class Runner:
         try:
             if flight.event is not None:
                 flight.event.synchronize()
+            if flight.failure is not None:
+                raise flight.failure
             drawn = flight.draw.read() if flight.draw is not None else []
         finally:
             self.cache.end_step(flight.step)
@@ -166,8 +191,8 @@ class Runner:
         if sequence.holding.position == sequence.cut:
             self.cache.checkpoint(sequence.holding, sequence.cuts.pop(sequence.holding.position))
 
-    def _queue(self, plan: Plan) -> Draw | None:
-        """Forward pass and sampling on the stream."""
+    def _queue(self, plan: Plan) -> tuple[Fields, torch.Tensor]:
+        """The forward pass on the stream: inputs and logits (at least as many rows as draw, vocab)."""
         sequences = self.graphs.rung(plan.shape.sequences)
         shared = self._sharing.of(plan, sequences) if plan.decode_only else None
         captured = self.graphs.fit(plan, shared=shared is not None)
@@ -176,15 +201,14 @@ class Runner:
             if captured.shared is not None and shared is not None:
                 captured.shared.copy_(shared)
             captured.graph.replay()
-            return self._draw(plan, Fields.of(captured.buffer, captured.shape), captured.logits)
+            return Fields.of(captured.buffer, captured.shape), captured.logits
         shape = plan.shape
         buffer = torch.empty(shape.size_bytes, dtype=torch.uint8, device=self.device)
         self._fill(plan, shape, buffer)
         fields = Fields.of(buffer, shape)
         if shared is not None:
             shared = shared.to(self.device)
-        logits = self._forward(fields, shape, plan.lens, shared, plan.snapshots, plan.contexts, len(plan.drawing))
-        return self._draw(plan, fields, logits)
+        return fields, self._forward(fields, shape, plan.lens, shared, plan.snapshots, plan.contexts, len(plan.drawing))
 
     def _fill(self, plan: Plan, shape: Shape, buffer: torch.Tensor) -> None:
         """Copies the step's inputs to `buffer` on the device."""
@@ -225,16 +249,19 @@ class Runner:
         )
         return self.model.forward(batch, self.arena)
 
-    def _draw(self, plan: Plan, fields: Fields, logits: torch.Tensor) -> Draw | None:
-        """Draws, and leaves the tokens where the next step finds them. logits (at least as many rows as draw, vocab)."""
-        drawing = [plan.parts[i].sequence for i in plan.drawing]
-        if not drawing:
-            return None
-        rows = [s.row for s in drawing if s.row is not None]
-        positions = [len(s.generated) + s.flying_draws for s in drawing]
-        draw = self.sampler.launch(logits[: len(rows)], rows, positions)
-        self._drawn.index_copy_(0, fields.draw_rows[: len(rows)], draw.tokens)
-        return draw
+    def _draw(self, flight: Flight, masks: RowMasks | None) -> None:
+        """Draws, leaves the tokens where the next step finds them, and marks the end of what the step queues."""
+        undrawn, flight.undrawn = flight.undrawn, None
+        assert undrawn is not None
+        drawing = [flight.plan.parts[i].sequence for i in flight.plan.drawing]
+        if drawing:
+            rows = [s.row for s in drawing if s.row is not None]
+            logits = undrawn.logits[: len(rows)]
+            flight.draw = self.sampler.launch(logits, rows, undrawn.positions, masks)
+            self._drawn.index_copy_(0, undrawn.fields.draw_rows[: len(rows)], flight.draw.tokens)
+        if self._on_gpu:
+            flight.event = torch.cuda.Event()
+            flight.event.record()
 
     def _wait(self) -> None:
         """Until everything queued on the compute stream is done. The CPU queues nothing."""

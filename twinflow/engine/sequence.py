@@ -6,17 +6,19 @@ from enum import Enum
 
 from twinflow.cache.base import Holding, Match
 from twinflow.contracts.checkpoints import CheckpointKind, checkpoint_positions
-from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.errors import BadRequest, Internal, TwinflowError
 from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain, unpack_tokens
 from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample, TokenLogprobs
 from twinflow.engine.base import Matched, Mode, Submit
-from twinflow.engine.sampling import ending_ids
+from twinflow.engine.sampling import Drawn, ending_ids
+from twinflow.grammar.guide import Guide
 from twinflow.kernels.base import STATE_CHUNK_TOKENS
 from twinflow.transfer.base import PeerArena
 from twinflow.transfer.intake import Intake
 
 
 class Phase(Enum):
+    COMPILING = "compiling"  # its grammar is being made ready; holds nothing
     MATCHED = "matched"  # CLAIM: holds its attention hit, waits for the front's decision
     WAITING = "waiting"  # in the queue for memory
     PULLING = "pulling"  # has memory; bytes are arriving, nothing of them is used
@@ -46,6 +48,7 @@ class Sequence:
     announced_blocks: int = 0
     peer: PeerArena | None = None
     intake: Intake | None = None
+    guide: Guide | None = None  # of a request with a grammar, from COMPILING on
     first: Sample | None = None  # decode side: sampled by the prefill worker, fed after adoption
     row: int | None = None  # of the persistent block tables
     flights: int = 0  # launched steps with it that have not landed
@@ -150,11 +153,21 @@ class Sequence:
         """The token that was drawn after all known ones: from here on it is known."""
         self.generated.append(token_id)
         self.chain.append([token_id])
+        if self.guide is not None:
+            self.guide.follow(self.generated)
         return Sample(token_id, self.finish_of(token_id), logprobs)
+
+    def problem(self, drawn: Drawn) -> TwinflowError | None:
+        """Why there is no token, or none that its grammar holds."""
+        if drawn.error:
+            return Internal(drawn.error)
+        return None if self.guide is None else self.guide.error
 
     def finish_of(self, token_id: int) -> FinishReason | None:
         """Whether `token_id`, just appended to `generated`, is the last one."""
         params = self.request.sampling
+        if self.guide is not None and (self.guide.complete or token_id in ending_ids(params)):
+            return FinishReason.STOP  # where the grammar leaves nothing else, min_tokens has no say
         if len(self.generated) >= params.min_tokens and token_id in ending_ids(params):
             return FinishReason.STOP
         if len(self.generated) >= params.max_tokens:

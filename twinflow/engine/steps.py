@@ -1,6 +1,10 @@
 """The running sequences and the steps in flight: plans the next step, launches it, lands the oldest one.
 
     launch k+1 ─▶ land k ─▶ (commands, admission) ─▶ launch k+2 ─▶ land k+1 …        two in flight, on a GPU
+    launch k+1 ─▶ land k ─▶ masks … draw k+1 ─▶ launch k+2 ─▶ land k+1 ─▶ masks …    with grammars among its draws
+
+A mask depends on the token that the step before draws. The pass needs no mask: it runs while the masks are computed, and the
+draws of the whole step follow. Nothing is drawn under a mask of another position, and nobody else waits for longer.
 
 A sequence may end while a step that feeds it is in flight. It then takes part in no further one, and what it holds is given
 back when that step has landed: until then its memory is written to, and its slot is ahead of its cursor.
@@ -14,8 +18,9 @@ import torch
 
 from twinflow.engine.batch import Part
 from twinflow.engine.config import EngineConfig
+from twinflow.engine.guides import Guides, MaskJob
 from twinflow.engine.runner import Flight, Runner
-from twinflow.engine.sampling import Drawn
+from twinflow.engine.sampling import Drawn, RowMasks
 from twinflow.engine.schedule import SequenceView, plan_step
 from twinflow.engine.sequence import Sequence
 
@@ -32,12 +37,14 @@ class StepFailed(Exception):
 class Steps:
     """Owned by the engine's loop. `running` is in order of arrival."""
 
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    def __init__(self, runner: Runner, config: EngineConfig, guides: Guides | None = None) -> None:
         self.running: dict[str, Sequence] = {}
         self._runner = runner
         self._config = config
         self._flights: deque[Flight] = deque()
         self._leaving: list[tuple[Sequence, Callable[[], None]]] = []
+        self._guides = guides
+        self._masks: MaskJob | None = None  # of the youngest step in flight
 
     @property
     def in_flight(self) -> int:
@@ -67,18 +74,56 @@ class Steps:
         self._runner.tables.extend(sequence, had_blocks)
 
     def launch(self) -> bool:
-        """Launches the next step, if any sequence can be fed. Raises StepFailed."""
+        """Launches the next step, if any sequence can be fed and what the last one draws is queued. Raises StepFailed."""
+        self.draw()
+        if self._flights and self._flights[-1].undrawn is not None:
+            return False
         ready = [s for s in self.running.values() if s.can_feed]
         if not ready:
             return False
         views = [SequenceView(s.id, s.fed_tokens, s.known_tokens, s.chunk_end) for s in ready]
         plan = plan_step(views, self._config.step_tokens, self._config.chunk_tokens)
         parts = [Part.next_of(self.running[c.id], c.tokens) for c in plan]
+        if not self._flights:
+            self._ask([p.sequence for p in parts if p.samples])
         try:
             self._flights.append(self._runner.launch(parts))
         except Exception as error:  # the edge of the loop: the step's requests end, the worker serves on
+            self._take_masks()
             raise StepFailed([p.sequence for p in parts], error) from error
         return True
+
+    def ask(self) -> None:
+        """Has the masks of the step in flight computed, if it waits for its draws and every token before them is known."""
+        if self._masks is None and self._waits_for_draws:
+            parts = self._flights[0].plan.parts
+            self._ask([parts[i].sequence for i in self._flights[0].plan.drawing])
+
+    def draw(self) -> None:
+        """Queues the draws of the step in flight that was launched without them, if every token before them is known."""
+        if not self._waits_for_draws:
+            return
+        self.ask()
+        flight = self._flights[0]
+        try:
+            self._runner.draw(flight, self._take_masks())
+        except Exception as error:  # the edge of the loop: raised as StepFailed when the step lands
+            flight.failure = error
+
+    @property
+    def _waits_for_draws(self) -> bool:
+        return len(self._flights) == 1 and self._flights[0].undrawn is not None
+
+    def _ask(self, drawing: Seq[Sequence]) -> None:
+        """What is drawn for a sequence that has ended is dropped, whatever it is."""
+        guided = [(i, s) for i, s in enumerate(drawing) if s.guide is not None and self._runs(s)]
+        if guided:
+            assert self._guides is not None
+            self._masks = self._guides.masks(guided)
+
+    def _take_masks(self) -> RowMasks | None:
+        job, self._masks = self._masks, None
+        return None if job is None else job.result()
 
     def must_land(self, launched: bool) -> bool:
         """Whether the oldest step is to be waited for now: as many as may be are in flight, or nothing can be launched
@@ -88,6 +133,7 @@ class Steps:
     def land(self) -> tuple[list[Sequence], list[tuple[Sequence, Drawn]]]:
         """Waits for the oldest step. Returns the sequences, still running, that it fed, and what it drew for them. Raises
         StepFailed."""
+        self.draw()
         flight = self._flights.popleft()
         parts = flight.plan.parts
         try:

@@ -12,6 +12,7 @@ PROTOCOL_MAX = 1
 
 CHECKPOINT = "checkpoint"  # `Open.want_checkpoint_at` and `Finished.checkpoint`
 GENERATIONS = "generations"  # `Renewed` within a session
+GRAMMAR = "grammar"  # `Sampling.grammar`
 VERIFY = "verify=checksum"  # what is announced carries checksums
 
 
@@ -37,7 +38,8 @@ def negotiate(peer: str, protocol_min: int, protocol_max: int) -> int:
 
 def features(*, verify: bool) -> tuple[str, ...]:
     """What this side says in its hello."""
-    return (CHECKPOINT, GENERATIONS, VERIFY) if verify else (CHECKPOINT, GENERATIONS)
+    always = (CHECKPOINT, GENERATIONS, GRAMMAR)
+    return (*always, VERIFY) if verify else always
 
 
 def same_verify(peer: str, own: Collection[str], theirs: Collection[str]) -> None:

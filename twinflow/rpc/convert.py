@@ -15,6 +15,8 @@ from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import (
     FinishReason,
     GenerateRequest,
+    Grammar,
+    GrammarKind,
     RequestStats,
     Sample,
     SamplingParams,
@@ -57,6 +59,7 @@ def sampling_to_pb(s: SamplingParams) -> pb.Sampling:
         ignore_eos=s.ignore_eos,
         min_tokens=s.min_tokens,
         sample_index=s.sample_index,
+        grammar=grammar_to_pb(s.grammar),
     )
 
 
@@ -78,6 +81,31 @@ def sampling_from_pb(m: pb.Sampling) -> SamplingParams:
         ignore_eos=m.ignore_eos,
         min_tokens=m.min_tokens,
         sample_index=m.sample_index,
+        grammar=grammar_from_pb(m.grammar) if m.HasField("grammar") else None,
+    )
+
+
+def grammar_to_pb(g: Grammar | None) -> pb.Grammar | None:
+    if g is None:
+        return None
+    return pb.Grammar(
+        kind=g.kind.value,
+        text=g.text,
+        lenient=g.lenient,
+        field=g.field,
+        think_end=g.think_end,
+        think_start=g.think_start,
+    )
+
+
+def grammar_from_pb(m: pb.Grammar) -> Grammar:
+    return Grammar(
+        kind=_known(GrammarKind, m.kind, "grammar kind"),
+        text=m.text,
+        lenient=m.lenient,
+        field=m.field,
+        think_end=m.think_end if m.HasField("think_end") else None,
+        think_start=m.think_start if m.HasField("think_start") else None,
     )
 
 
@@ -215,6 +243,7 @@ def record_to_pb(r: WorkerRecord) -> pb.WorkerRecord:
         load=load_to_pb(r.load),
         block_bytes=r.block_bytes,
         slot_bytes=r.slot_bytes,
+        features=r.features,
     )
 
 
@@ -233,6 +262,7 @@ def record_from_pb(m: pb.WorkerRecord) -> WorkerRecord:
         load=load_from_pb(m.load),
         block_bytes=m.block_bytes,
         slot_bytes=m.slot_bytes,
+        features=tuple(m.features),
     )
 
 

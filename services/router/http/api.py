@@ -24,7 +24,7 @@ from services.router.schedule.base import ChoiceKind
 from services.router.text.reply import Piece, TokenText
 from services.router.text.tokenizer import ModelText
 from twinflow.contracts.errors import BadRequest
-from twinflow.contracts.requests import RequestStats
+from twinflow.contracts.requests import Grammar, RequestStats
 
 STATS_HEADER = "x-twinflow-stats"  # "1": answers carry a `twinflow` object beside `usage`
 
@@ -49,6 +49,7 @@ class Api:
         logprobs: int | None,
         default_tokens: int,
         key: KeyFacts,
+        grammar: Grammar | None = None,
     ) -> list[Job]:
         """`n` for each prompt, in order of the choices. The samples of one prompt share a seed and differ in their index."""
         count, text = len(prompts) * fields.n, self.text
@@ -67,7 +68,7 @@ class Api:
             )
             for i in range(fields.n):
                 job_id = id if count == 1 else f"{id}-{len(jobs)}"
-                one = dataclasses.replace(sampling, sample_index=i)
+                one = dataclasses.replace(sampling, sample_index=i, grammar=grammar)
                 job = Job(job_id, prompt, one, limit, default_tokens, stops, fields.cache_salt)
                 jobs.append(dataclasses.replace(job, key=key, priority=fields.priority))
         return jobs

@@ -29,6 +29,7 @@ from services.router.http.conversation import Chat, ConversationFields, render_c
 from services.router.http.events import DONE, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, Tokens
 from services.router.http.parse import read_body
+from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar, reply_grammar
 from services.router.text.reply import Piece, TokenText
 from twinflow.contracts.errors import BadRequest, TooLong
 
@@ -37,6 +38,8 @@ class ChatFields(GenerationFields, ConversationFields):
     max_completion_tokens: Tokens | None = None
     logprobs: StrictBool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def reply_limit(self) -> int | None:
         both = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -60,9 +63,11 @@ def chat_routes(api: Api) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         fields = await read_body(request, ChatFields, api.config.model_name, api.config.max_body_bytes)
         id = request.state.id = new_id("chatcmpl")
+        answer_only = answer_grammar(fields.response_format, fields.structured_outputs)
         chat = await render_chat(api, fields)
+        grammar = reply_grammar(api.text, chat.text, chat.chosen, answer_only)
         logprobs, default = fields.wanted_logprobs(), api.config.default_max_tokens
-        jobs = api.jobs(id, fields, [chat.prompt], logprobs, default, key_of(request))
+        jobs = api.jobs(id, fields, [chat.prompt], logprobs, default, key_of(request), grammar)
         answer = ChatAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:

@@ -17,6 +17,7 @@ from services.router.http.api import Api, collect_all, decision_headers, held, m
 from services.router.http.events import DONE, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, known_ids
 from services.router.http.parse import read_body
+from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar
 from services.router.text.reply import TokenText
 from twinflow.contracts.errors import BadRequest, Unsupported
 
@@ -25,6 +26,8 @@ class CompletionFields(GenerationFields):
     prompt: Any
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: StrictBool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def prompts(self, most: int) -> list[str | list[int]]:
         """Raises BadRequest unless it is a string, token ids, or a non-empty list of one kind of these."""
@@ -63,6 +66,7 @@ def completion_routes(api: Api) -> APIRouter:
 
 async def make_jobs(api: Api, id: str, fields: CompletionFields, key: KeyFacts) -> list[Job]:
     prompts = fields.prompts(api.config.max_prompts)
+    grammar = answer_grammar(fields.response_format, fields.structured_outputs)
     all_ids = []
     for i, prompt in enumerate(prompts):
         where = f"prompt[{i}]" if len(prompts) > 1 else "prompt"
@@ -73,7 +77,7 @@ async def make_jobs(api: Api, id: str, fields: CompletionFields, key: KeyFacts) 
         if not ids:
             raise BadRequest(f"{where} is empty", param="prompt")
         all_ids.append(ids)
-    return api.jobs(id, fields, all_ids, fields.logprobs, api.config.default_completion_tokens, key)
+    return api.jobs(id, fields, all_ids, fields.logprobs, api.config.default_completion_tokens, key, grammar)
 
 
 def echoed(api: Api, fields: CompletionFields) -> list[str]:

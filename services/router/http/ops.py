@@ -33,7 +33,7 @@ def capabilities(text: ModelText) -> dict[str, bool]:
         "logprobs": True,
         "tools": bool(text.template) and text.calls is not None,
         "reasoning": text.thinks,
-        "structured_outputs": False,
+        "structured_outputs": True,
         "vision": False,
         "audio": False,
         "embeddings": False,

@@ -7,19 +7,21 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import Field, StrictStr
+from pydantic import Field, StrictBool, StrictStr
 from starlette.responses import Response
 
 from services.router.generation import Job, Outcome
 from services.router.http.access import key_of
 from services.router.http.api import Api, collect, decision_headers, held, new_id, stats, usage, wants_stats
-from services.router.http.conversation import Chat, offered_tools, render
+from services.router.http.conversation import Chat, render
 from services.router.http.errors import error_body
 from services.router.http.events import named_event, open_events, unless_gone
 from services.router.http.fields import GenerationFields, Tokens
 from services.router.http.parse import read_body
 from services.router.http.response_input import SentFunctionTool, template_messages, template_tools
 from services.router.http.response_items import ResponseItems, Told
+from services.router.http.structured import TextOptions, reply_grammar
+from services.router.http.tools import choose_tools
 from services.router.text.calls.base import Event, Reasoning
 from twinflow.contracts.errors import TooLong, TwinflowError
 
@@ -40,7 +42,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "reasoning": ({},),
     "stop": (),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "text": ({}, {"format": {"type": "text"}}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
@@ -52,6 +53,8 @@ class ResponseFields(GenerationFields):
     max_output_tokens: Tokens | None = None
     tools: list[SentFunctionTool] = Field(default_factory=list)
     tool_choice: Any = None
+    parallel_tool_calls: StrictBool | None = None
+    text: TextOptions | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def reply_limit(self) -> int | None:
@@ -66,12 +69,13 @@ def response_routes(api: Api) -> APIRouter:
         config = api.config
         fields = await read_body(request, ResponseFields, config.model_name, config.max_body_bytes, REFUSED)
         id = request.state.id = new_id("resp")
-        tools = offered_tools(
-            template_tools(fields.tools), fields.tool_choice, api.text.calls is not None, path="tools[{}]"
-        )
+        answer_only = fields.text.grammar() if fields.text is not None else None
+        tools, may_call = template_tools(fields.tools), api.text.calls is not None
+        chosen = choose_tools(tools, fields.tool_choice, fields.parallel_tool_calls, may_call, path="tools[{}]")
         messages = template_messages(fields.input, fields.instructions)
-        chat = await render(api, messages, tools, fields.chat_template_kwargs, "input")
-        (job,) = api.jobs(id, fields, [chat.prompt], None, config.default_max_tokens, key_of(request))
+        chat = await render(api, messages, chosen, fields.chat_template_kwargs, "input")
+        grammar = reply_grammar(api.text, chat.text, chosen, answer_only)
+        (job,) = api.jobs(id, fields, [chat.prompt], None, config.default_max_tokens, key_of(request), grammar)
         answer = ResponseAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:
@@ -183,11 +187,11 @@ class ResponseAnswer:
             "metadata": {},
             "model": fields.model,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": fields.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": fields.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": fields.text.told() if fields.text is not None else {"type": "text"}},
             "tool_choice": fields.tool_choice or "auto",
             "tools": fields.tools,
             "top_p": fields.top_p,

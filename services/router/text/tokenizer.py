@@ -14,6 +14,7 @@ from services.router.text.parsed import ReplyParser, reply_parser
 from services.router.text.reasoning import CLOSE, OPEN, opened_by, thinks
 from services.router.text.templates import ChatTemplate, load_chat_template, read_json, special_tokens
 from twinflow.contracts.errors import ModelError
+from twinflow.grammar.base import is_marker
 
 LONG_TEXT_CHARS = 8_192  # above this, tokenising leaves the event loop (about 1 ms per 4k characters)
 
@@ -53,6 +54,16 @@ class ModelText:
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def token_id(self, text: str) -> int | None:
+        """Of the one token that is this text."""
+        return self._tokenizer.token_to_id(text)
+
+    def marker_id(self, text: str) -> int | None:
+        """Of the token that is this text, if that token is a mark: grammars have to name it then, and cannot spell it."""
+        found = self._tokenizer.token_to_id(text)
+        added = self._tokenizer.get_added_tokens_decoder().get(found) if found is not None else None
+        return found if added is not None and is_marker(added.content, added.special) else None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Special tokens included."""

@@ -81,6 +81,22 @@ def test_a_broken_row_fails_alone(params: SamplingParams, device: str) -> None:
     assert got.equal(expected) and got[1].tolist() == [BROKEN, BROKEN, NOTHING_LEFT, OK, OK]
 
 
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, FREE, replace(FREE, top_k=2, top_p=0.5), replace(FREE, top_k=50), replace(FREE, top_p=0.9, min_p=0.1)],
+    ids=["greedy", "free", "filters", "top-k", "top-p"],
+)
+@pytest.mark.parametrize("left", [1, 2, 40])
+def test_hardly_anything_is_allowed(params: SamplingParams, left: int, device: str) -> None:
+    """What a grammar leaves of a vocabulary: the rest is -inf, far more than any filter would cut."""
+    logits = noise(2, 1500, 3.0)
+    may = torch.randperm(1500, generator=torch.Generator().manual_seed(left))[:left]
+    kept = torch.full_like(logits, -float("inf"))
+    kept[:, may] = logits[:, may]
+    got, expected = both(kept, [Row(params, BITS // 3 * i) for i in (1, 2)], device)
+    assert got.equal(expected) and got[1].tolist() == [OK] * 2 and set(got[0].tolist()) <= set(may.tolist())
+
+
 def test_zero_has_no_sign(device: str) -> None:
     logits = torch.tensor([[-1.0, -0.0, 0.0, -0.0]] * 2)
     got, _ = both(logits, [Row(GREEDY), Row(replace(FREE, top_k=1))], device)

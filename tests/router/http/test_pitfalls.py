@@ -131,11 +131,32 @@ async def test_logprobs_are_asked_for_when_the_prompt_is_computed_elsewhere(mode
         assert choice["logprobs"]["content" if path == "chat" else "token_logprobs"]
 
 
-@pytest.mark.parametrize("field", ["response_format", "structured_outputs", "guided_json"])
-async def test_structured_output_is_refused_rather_than_lost_on_the_way(cluster, field):
-    response = await cluster.chat(**{field: {"type": "json_object"}})
-    assert response.status_code == 400 and response.json()["error"]["param"] == field
-    assert not cluster.workers[0].submits
+@pytest.mark.parametrize("path", ["chat", "complete"])
+async def test_structured_output_is_not_lost_on_the_way(model_folder, path):
+    """It is with every attempt, beside what the client has; a worker that would not know it gets no such request."""
+    async with running(model_folder) as c:
+        workers = [await c.add(FakeWorker("toy", id)) for id in ("d0", "d1")]
+        ids = [*c.encode("one two three"), c.text.eos_token_ids[0]]
+
+        def script(submit):
+            """Whoever is asked first dies in the middle."""
+            if not submit.forced:
+                next(w for w in workers if submit in w.submits).die_after = 2
+            return ids
+
+        for worker in workers:
+            worker.script = script
+        response = await getattr(c, path)(response_format={"type": "json_object"}, max_tokens=20)
+        choice = response.json()["choices"][0]
+        assert (choice["message"]["content"] if path == "chat" else choice["text"]) == "one two three"
+        submits = [s for w in workers for s in w.submits]
+        assert len(submits) == 2 and any(s.forced for s in submits)
+        assert all(s.sampling.grammar.kind == "json_schema" for s in submits)
+    async with running(model_folder) as c:
+        old = await c.add(FakeWorker("toy", features=()))
+        response = await getattr(c, path)(response_format={"type": "json_object"})
+        assert response.status_code == 503 and "structured outputs" in response.json()["error"]["message"]
+        assert not old.submits and (await getattr(c, path)()).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -12,8 +12,6 @@ from tests.router.fake_worker import FakeWorker
 HI = [{"role": "user", "content": "hi"}]
 BODIES = {"chat/completions": {"model": "toy", "messages": HI}, "completions": {"model": "toy", "prompt": "hi"}}
 FIELDS: dict[str, object] = {
-    "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
-    "structured_outputs": {"regex": "a+"},
     "guided_json": {},
     "guided_regex": "a",
     "guided_choice": ["a"],
@@ -28,7 +26,6 @@ FIELDS: dict[str, object] = {
     "images": ["x"],
     "functions": [{"name": "f"}],
     "function_call": "auto",
-    "parallel_tool_calls": False,
     "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "high",
     "verbosity": "low",
@@ -71,7 +68,8 @@ async def test_fields(shared, path, field):
 async def test_every_known_field_is_listed_or_neutral(shared):
     """A field that the code knows and nobody tries here would be a field that nobody has looked at."""
     untried = UNSUPPORTED - FIELDS.keys() - {"adapter", "input_audio", "lora_name", "lora_path"}
-    assert untried == set() and NEUTRAL.keys() <= FIELDS.keys()
+    elsewhere = {"response_format", "structured_outputs", "parallel_tool_calls"}  # served by some: test_structured.py
+    assert untried == elsewhere and NEUTRAL.keys() <= FIELDS.keys() | elsewhere
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -88,16 +86,6 @@ async def test_content_parts(shared, kind, role):
     message = {"role": role, "content": [{"type": "text", "text": "a"}, {"type": kind, kind: {}}]}
     error = (await c.chat(messages=[*HI, message])).json()["error"]
     assert error["param"] == "messages[1].content[1]" and kind in error["message"]
-
-
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "f"}}], ids=["required", "named"]
-)
-async def test_forced_tool_choices(shared, choice):
-    c, _ = shared
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    error = (await c.chat(tools=tools, tool_choice=choice)).json()["error"]
-    assert (error["param"], error["code"]) == ("tool_choice", "unsupported")
 
 
 @pytest.mark.parametrize("path", REFUSED)

@@ -58,7 +58,7 @@ async def test_models_tell_length_and_capabilities(cluster, tmp_path):
         assert (await client.models.retrieve("toy")).model_extra == model.model_extra
     assert model.model_extra["max_model_len"] == 2048
     can = model.model_extra["capabilities"]
-    assert can["chat"] and not can["tools"] and not can["reasoning"] and not can["structured_outputs"]
+    assert can["chat"] and not can["tools"] and not can["reasoning"] and can["structured_outputs"]
     folder = write_model(tmp_path / "toy", TEMPLATE + "{# <tool_call> </think> #}")
     async with running(folder) as c:
         card = (await c.http.get("/v1/models/toy")).json()

@@ -10,8 +10,17 @@ from twinflow.kernels.sampling.tables import BROKEN, NOTHING_LEFT, OK
 _ERRORS = {
     OK: None,
     BROKEN: "the model gave NaN or +inf among the logits of this token",
-    NOTHING_LEFT: "every token is banned: logit_bias and min_tokens leave none with a finite logit",
+    NOTHING_LEFT: "every token is banned: logit_bias, min_tokens and the grammar leave none with a finite logit",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class RowMasks:
+    """What may be drawn for some rows of a batch; for the others, everything. `picks`: their indices. `bits` (m, words) int32 on
+    the host: token t may be drawn iff bit t % 32 of word t // 32 is set."""
+
+    picks: tuple[int, ...]
+    bits: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import torch
 
 from twinflow.contracts.requests import SamplingParams
 from twinflow.engine.sampling import params as of
-from twinflow.engine.sampling.base import Draw, Logprobs
+from twinflow.engine.sampling.base import Draw, Logprobs, RowMasks
+from twinflow.engine.sampling.masks import masked
 from twinflow.engine.sampling.memory import RowMemory
 from twinflow.kernels.base import KernelSet
 from twinflow.kernels.sampling.tables import MAX_VOCAB, Needs
@@ -74,8 +75,17 @@ class Sampler:
             self._adjusting.discard(row)
             self._tops.pop(row, None)
 
-    def launch(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> Draw:
+    def launch(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        masks: RowMasks | None = None,
+    ) -> Draw:
         """Queues one token for each of logits (n, V), any float dtype; waits for nothing.
+
+        Where `masks` says so only of what it allows; log-probabilities are under the logits as they are, all the same.
+        `masks.bits` must not be written before the stream is past this launch.
 
         rows: n distinct rows in use; positions: tokens generated before this one, each. logits must not be written before the
         stream is past this launch. Raises ValueError for a shape that does not fit, KeyError for a free row.
@@ -88,7 +98,8 @@ class Sampler:
         bits = [0 if (h := hashers[row]) is None else of.uniform_bits(h, at) for row, at in zip(rows, positions)]
         steps = self._memory.upload(torch.from_numpy(np.asarray(array("q", [*rows, *positions, *bits]))))
         needs = Needs(*(not some.isdisjoint(rows) for some in (self._drawing, self._thresholds, self._adjusting)))
-        out = self._kernels.sample_tokens(logits, self._memory.tables, steps.view(3, len(rows)), needs)
+        allowed = logits if masks is None else self._masked(logits, masks)
+        out = self._kernels.sample_tokens(allowed, self._memory.tables, steps.view(3, len(rows)), needs)
         asked = {} if self._tops.keys().isdisjoint(rows) else self._asked(rows)
         logprobs = self._launch_logprobs(logits, out[0], asked) if asked else None
         return Draw(out[0], self._download(out), logprobs)
@@ -98,6 +109,7 @@ class Sampler:
         if self._device == "cpu":
             return
         logits = torch.zeros(1, self._vocab_size, dtype=dtype, device=self._device)
+        everything = torch.full((1, -(-self._vocab_size // 32)), -1, dtype=torch.int32)
         for changes in ({}, {"frequency_penalty": 1.0}):
             for filters in (
                 {"temperature": 0.0, "logprobs": 1},
@@ -105,8 +117,12 @@ class Sampler:
                 {"temperature": 1.0, "top_p": 0.5},
             ):
                 self.start(0, SamplingParams(max_tokens=1, seed=0, **changes, **filters), b"", [])  # type: ignore[arg-type]
-                self.launch(logits, [0], [0])
+                self.launch(logits, [0], [0], RowMasks((0,), everything))
                 self.stop(0)
+
+    def _masked(self, logits: torch.Tensor, masks: RowMasks) -> torch.Tensor:
+        picks = torch.tensor(masks.picks, dtype=torch.int64)
+        return masked(logits, self._memory.upload(picks), self._memory.upload(masks.bits))
 
     def _launch_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: dict[int, int]) -> Logprobs:
         picks = self._memory.upload(torch.tensor(list(tops), dtype=torch.int64))

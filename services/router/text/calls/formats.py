@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from services.router.text.calls.base import Body, Found, Tools
 from services.router.text.calls.json_body import JsonBody
@@ -11,15 +12,25 @@ from twinflow.contracts.errors import BadRequest
 AUTO, NONE = "auto", "none"
 
 
+class Shape(Enum):
+    """Of what is between the markers."""
+
+    TAGS = "tags"
+    JSON = "json"  # one call; several calls are several pairs of markers
+    JSON_LIST = "json_list"
+
+
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """`close` "" = the calls end with their JSON. `sign`: text by which a template that teaches this format is known."""
+    """`close` "" = the calls end with their JSON. `sign`: text by which a template that teaches this format is known. `shape` is
+    what a model is held to; parsers take more."""
 
     name: str
     open: str
     close: str
     make: Callable[[Tools, str, Found], Body]
     sign: str
+    shape: Shape
 
     def body(self, tools: Tools, found: Found) -> Body:
         return self.make(tools, self.close, found)
@@ -27,10 +38,10 @@ class CallFormat:
 
 # In the order in which templates are searched: those of the first format contain the sign of the last one, too.
 FORMATS = (
-    CallFormat("qwen_xml", "<tool_call>", "</tool_call>", XmlBody, "<function="),
-    CallFormat("nemotron", "<TOOLCALL>", "</TOOLCALL>", JsonBody, "<TOOLCALL>"),
-    CallFormat("granite", "<|tool_call|>", "", JsonBody, "<|tool_call|>"),
-    CallFormat("hermes", "<tool_call>", "</tool_call>", JsonBody, "<tool_call>"),
+    CallFormat("qwen_xml", "<tool_call>", "</tool_call>", XmlBody, "<function=", Shape.TAGS),
+    CallFormat("nemotron", "<TOOLCALL>", "</TOOLCALL>", JsonBody, "<TOOLCALL>", Shape.JSON_LIST),
+    CallFormat("granite", "<|tool_call|>", "", JsonBody, "<|tool_call|>", Shape.JSON_LIST),
+    CallFormat("hermes", "<tool_call>", "</tool_call>", JsonBody, "<tool_call>", Shape.JSON),
 )
 NAMES = (AUTO, NONE, *(f.name for f in FORMATS))
 
