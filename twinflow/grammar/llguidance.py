@@ -17,6 +17,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from twinflow.contracts.errors import BadRequest, ModelError
 from twinflow.contracts.requests import Grammar, GrammarKind
 from twinflow.grammar.base import JSON_SPACE, Compiled, Matcher, Row, TooComplex, is_marker, words_of
+from twinflow.grammar.finite import has_an_end
 
 MAX_TEXT_BYTES = 1 << 18
 MAX_GRAMMAR_BYTES = 1 << 16  # of Lark and GBNF, which are read in Python
@@ -133,6 +134,8 @@ def _source(grammar: Grammar) -> str:
     """In the library's own form. Raises whatever the library does for a text that it cannot read."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
+            if not has_an_end(json.loads(grammar.text)):
+                raise ValueError("no text fulfils it: required parts contain themselves")
             options: Any = {"lenient": grammar.lenient, "whitespace_pattern": JSON_SPACE}
             return LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
         case GrammarKind.REGEX:
