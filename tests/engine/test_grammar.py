@@ -22,8 +22,8 @@ from twinflow.grammar.base import Compiled
 from twinflow.models.base import HybridModel
 from twinflow.transfer.loopback import LoopbackNetwork
 
-# Every reply of 12 tokens of which each is one of two: 4,096 of them, of which greedy and seeded drawing choose.
-LENGTH = 12
+# Every reply of 8 tokens of which each is one of two: 256 of them, of which greedy and seeded drawing choose.
+LENGTH = 8
 
 
 def lists(*replies: list[int], **more: object) -> Grammar:
