@@ -62,7 +62,7 @@ async def test_async_and_completion(server: Server, parrot: Server) -> None:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_tools_are_called(server: Server, parrot: Server, stream: bool) -> None:
     def calls(model: Any, tool: Any, content: str) -> list[Any]:
-        ask: dict[str, Any] = {"user_msg": content, "allow_parallel_tool_calls": True}
+        ask: dict[str, Any] = {"user_msg": content, "allow_parallel_tool_calls": content == CALLING}
         if stream:
             (*_, answer) = model.stream_chat_with_tools([tool], **ask)
         else:
@@ -80,9 +80,9 @@ def test_a_tool_result_is_answered(server: Server) -> None:
 
     model = llm(server, max_tokens=120, temperature=0.0)
     asked = said(ORDER)
-    first = model.chat_with_tools([menu_tool()], chat_history=asked, allow_parallel_tool_calls=True)
+    first = model.chat_with_tools([menu_tool()], chat_history=asked)
     (call,) = model.get_tool_calls_from_response(first)
     result = ChatMessage(role="tool", content=json.dumps(["Latte"]), additional_kwargs={"tool_call_id": call.tool_id})
     talk = [*asked, first.message, result]
-    after = model.chat_with_tools([menu_tool()], chat_history=talk, allow_parallel_tool_calls=True)
+    after = model.chat_with_tools([menu_tool()], chat_history=talk)
     assert after.message.content or model.get_tool_calls_from_response(after, error_on_no_tool_call=False)

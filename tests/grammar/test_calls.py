@@ -134,6 +134,28 @@ def test_free_text_with_strict_calls(
 
 
 @each_format
+def test_one_call_ends_free_text_where_calls_are_not_parallel(
+    compiler: LlguidanceCompiler,
+    tokenizer: Tokenizer,
+    marker_id: Callable[[str], int | None],
+    form: CallFormat,
+) -> None:
+    text = CallGrammar(form, FUNCTIONS, marker_id, parallel=False).free()
+    for reply, ended in (
+        ("No call.", False),
+        (CALL[form.name].format(5), True),
+        (f"Look:\n{CALL[form.name].format(5)}", True),
+    ):
+        matcher = compiler.compile(grammar("grammar", text)).start()
+        for id in tokenizer.encode(reply, add_special_tokens=False).ids:
+            matcher.accept(id)
+        assert matcher.complete is ended, reply
+        if not ended:
+            matcher.accept(EOS[0])
+    assert not accepts(compiler, tokenizer, text, CALL[form.name].format(50))
+
+
+@each_format
 def test_calls_or_an_answer(
     compiler: LlguidanceCompiler,
     tokenizer: Tokenizer,

@@ -39,7 +39,7 @@ _TEXT_PART: Schema = {
     "additionalProperties": False,
 }
 _CONTENT: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}
-_TOOL_CHOICE: Schema = {"anyOf": [{"enum": ["auto", "none"]}, {"type": "object"}]}
+_TOOL_CHOICE: Schema = {"anyOf": [{"enum": ["auto", "none", "required"]}, {"type": "object"}]}
 SHAPES: dict[tuple[type[BaseModel], str], Schema] = {
     (CompletionFields, "prompt"): {
         "anyOf": [

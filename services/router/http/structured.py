@@ -152,7 +152,7 @@ def reply_grammar(text: ModelText, prompt: str, chosen: Chosen | None, answer: G
 
 
 def _with_calls(text: ModelText, form: CallFormat, chosen: Chosen, answer: Grammar | None) -> Grammar | None:
-    if answer is None and not chosen.required and not chosen.strict:
+    if answer is None and not chosen.required and not chosen.strict and chosen.parallel:
         return None
     if answer is not None and answer.kind is not GrammarKind.JSON_SCHEMA:
         raise BadRequest(f"{answer.field} does not go with tools: send tool_choice=none", param=answer.field)

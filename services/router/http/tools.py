@@ -52,9 +52,6 @@ def choose_tools(
             "tools: this model's chat template has no tool calls; send tool_choice=none, or start the router with a tool_parser",
             param="tools",
         )
-    if parallel is False and not required:
-        told = "parallel_tool_calls=False is supported with a forced tool_choice only: nothing else would hold the model to it"
-        raise Unsupported(told, param="parallel_tool_calls")
     may = list(functions.values()) if name is None else [functions[name]]
     return Chosen(tools, may, required, parallel is not False and name is None)
 

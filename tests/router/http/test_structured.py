@@ -95,6 +95,8 @@ async def test_calls(shared):
     assert ")*" in required.text and "get" in required.text and "stop" in required.text
     one = await sent(shared, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     assert ")*" not in one.text and "get" in one.text
+    single = await sent(shared, tools=TOOLS, parallel_tool_calls=False)
+    assert "start: block | TEXT" in single.text and single.lenient is False
     named = await sent(shared, tools=TOOLS, tool_choice=NAMED)
     assert ")*" not in named.text and "get" not in named.text and "stop" in named.text
     assert named.field == "tools[1].function.parameters"
@@ -175,7 +177,6 @@ STRICT_TOOL = {"name": "f", "strict": True, "parameters": {"type": "array"}}
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "unknown"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs", "one"),
         ({"structured_outputs": {"regex": "a"}, "tools": TOOLS}, "structured_outputs.regex", "tool_choice=none"),
-        ({"tools": TOOLS, "parallel_tool_calls": False}, "parallel_tool_calls", "forced"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "'x'"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "no function"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "not supported"),

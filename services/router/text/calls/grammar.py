@@ -47,7 +47,8 @@ class CallGrammar:
         id = self._marker_id(self._form.open)
         open = json.dumps(self._form.open) if id is None else f"<[{id}]>"
         rule = "opening[lazy]" if id is None else "opening"
-        return self._text("start: block* TEXT", "block: opening rest", f"{rule}: TEXT {open}", "TEXT: /(.|\\n)*/")
+        start = "start: block* TEXT" if self._parallel else "start: block | TEXT"  # one call ends the reply
+        return self._text(start, "block: opening rest", f"{rule}: TEXT {open}", "TEXT: /(.|\\n)*/")
 
     def or_answer(self, schema: str) -> str:
         """`schema`: JSON text."""
