@@ -43,11 +43,12 @@ ASKS = {
         "stop_token_ids": [70],
     },
     "samples": {"temperature": 1.0, "seed": 8, "n": 3, "logprobs": 0},
+    "regex": {"temperature": 1.0, "seed": 10, "structured_outputs": {"regex": "[a-f]{3,8}"}, "logprobs": 1},
     "stop": {"temperature": 1.0, "seed": 9, "stop": ["e", "t"], "logprobs": 1, "ignore_eos": True},
 }
 # What is no matter of sampling.
 OTHERS = {"model", "prompt", "echo", "stream", "stream_options", "max_tokens", "cache_salt", "user", "priority"}
-OTHERS |= {"response_format", "structured_outputs"}
+OTHERS |= {"response_format"}  # becomes the same as structured_outputs
 
 
 def test_no_option_is_left_out() -> None:
