@@ -153,9 +153,8 @@ class Engine:
                 self._land_all()
                 self.stopping = True
             case _:
-                self._notices.append(
-                    answer(command, self.cache, self.model.layout.block_tokens, self.sequences.values())
-                )
+                size = self.model.layout.block_tokens
+                self._notices.append(answer(command, self.cache, size, self.sequences.values()))
 
     def _in_phase(self, id: str, phase: Phase) -> Sequence | None:
         sequence = self.sequences.get(id)
