@@ -213,6 +213,7 @@ class Generator:
         sampling = dataclasses.replace(job.sampling, max_tokens=outcome.max_tokens)
         root = prompt.root(choice.decode.fingerprint)
         stream: RequestStream | None = None
+        begun = False
         try:
             if sampling.grammar is not None and GRAMMAR not in choice.decode.features:
                 raise NoCapacity(f"worker {choice.decode.id} is of a release without structured outputs")
@@ -222,7 +223,8 @@ class Generator:
             while reply.finish is None:
                 batch = await self._take(stream)
                 samples = batch.samples
-                if samples:
+                if samples and not begun:
+                    begun = True
                     self._begun(id, choice, outcome)
                 broken = bool(samples) and samples[-1].finish in (FinishReason.ERROR, FinishReason.CANCELLED)
                 samples = samples[:-1] if broken else samples

@@ -6,13 +6,14 @@ Tests and the demo use `Router` directly; it takes any registry and free ports.
 """
 
 import asyncio
+import dataclasses
 import logging
 import signal
 import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class Router:
 
     def __init__(self, config: RouterConfig) -> None:
         """Reads the model's folder and the API keys. Raises ModelError, and BadRequest for keys that cannot be read."""
-        self.config = config
+        config = self.config = dataclasses.replace(config, served_model=config.model_name)  # looked up once
         self.metrics = Metrics()
         self.view = View(ViewSettings(config.index_bytes, config.stall_s))
         self.registry = hosted_registry(config.registry, config.silence_s, self.view.is_connected)
@@ -94,6 +95,8 @@ class Router:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            proxy_headers=False,
+            server_header=False,
             timeout_keep_alive=75,  # longer than clients keep idle connections, so that none is closed under a request
             timeout_graceful_shutdown=max(1, round(config.shutdown_s)),
         )
@@ -138,7 +141,8 @@ def services_of(config: RouterConfig) -> tuple[str, ...]:
 
 def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # By number: asyncio sets TCP_NODELAY on what it accepts only where the listener says that it is TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -147,6 +151,15 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"cannot listen on {host}:{port}: {e.strerror}") from e
     listener.setblocking(False)
     return listener
+
+
+def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop's where there is one."""
+    if sys.platform == "win32":
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop
 
 
 async def run(config: RouterConfig) -> None:
@@ -184,7 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_config(sys.argv[1:] if argv is None else argv)
         level, form = config.log_level.upper(), "%(asctime)s %(levelname)s %(name)s %(message)s"
         logging.basicConfig(level=level, format=form, datefmt="%H:%M:%S")
-        asyncio.run(run(config))
+        with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+            runner.run(run(config))
     except (TwinflowError, OSError, ValueError) as e:
         print(f"router: {e}", file=sys.stderr)
         return 1

@@ -97,6 +97,8 @@ async def collect(pieces: AsyncGenerator[Piece, None]) -> Finished:
 
 async def collect_all(runs: Sequence[AsyncGenerator[Piece, None]]) -> list[Finished]:
     """All at once; the first error cancels the others and is raised as itself."""
+    if len(runs) == 1:
+        return [await collect(runs[0])]
     tasks = [asyncio.ensure_future(collect(run)) for run in runs]
     try:
         return list(await asyncio.gather(*tasks))

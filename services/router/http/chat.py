@@ -26,7 +26,7 @@ from services.router.http.api import (
 )
 from services.router.http.choices import Deltas, message
 from services.router.http.conversation import Chat, ConversationFields, render_chat
-from services.router.http.events import DONE, event, open_events, unless_gone
+from services.router.http.events import DONE, EventFrame, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, Tokens
 from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar, reply_grammar
@@ -107,13 +107,19 @@ class ChatAnswer:
     async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes, None]:
         with_usage = self._fields.stream_options is not None and self._fields.stream_options.include_usage
         deltas = [Deltas(parser) for parser in self._parsers]
+        frames = [self._frame(i) for i in range(len(jobs))]
         running = len(jobs)
         async with self._api.entry.admitted(jobs, self._outcomes), aclosing(merge(self._runs(jobs))) as pieces:
             async for i, piece in pieces:
                 running -= piece.finish is not None
                 sent = deltas[i].push(piece)
-                if sent is not None:
-                    yield self._chunk(i, *sent, with_stats=not running and not with_usage)
+                if sent is None:
+                    continue
+                delta, tokens, finish = sent
+                if finish is None and not self._fields.logprobs and len(delta) == 1 and "content" in delta:
+                    yield frames[i].event(delta["content"])
+                else:
+                    yield self._chunk(i, delta, tokens, finish, with_stats=not running and not with_usage)
         if with_usage:
             yield event({**self._chunk_head(), "choices": [], "usage": self._usage()} | self._stats())
         yield DONE
@@ -130,6 +136,11 @@ class ChatAnswer:
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
         return event({**self._chunk_head(), "choices": [choice]} | (self._stats() if with_stats else {}))
+
+    def _frame(self, index: int) -> EventFrame:
+        """Of chunks that say nothing but text: almost all."""
+        choice = {"index": index, "delta": {"content": EventFrame.PLACE}, "logprobs": None, "finish_reason": None}
+        return EventFrame({**self._chunk_head(), "choices": [choice]})
 
     def _chunk_head(self) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk"}

@@ -14,7 +14,7 @@ from services.router.admission.base import KeyFacts
 from services.router.generation import Job, Outcome
 from services.router.http.access import key_of
 from services.router.http.api import Api, collect_all, decision_headers, held, merge, new_id, stats, usage, wants_stats
-from services.router.http.events import DONE, event, open_events, unless_gone
+from services.router.http.events import DONE, EventFrame, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, known_ids
 from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar
@@ -125,8 +125,14 @@ class CompletionAnswer:
         with_usage = self._fields.stream_options is not None and self._fields.stream_options.include_usage
         running = len(jobs)
         runs = [self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)]
+        frames = [
+            EventFrame({**self._head, "choices": [self._choice(i, EventFrame.PLACE, (), None)]}) for i in range(running)
+        ]
         async with self._api.entry.admitted(jobs, self._outcomes), aclosing(merge(runs)) as pieces:
             async for i, piece in pieces:
+                if piece.finish is None and self._fields.logprobs is None:  # almost all
+                    yield frames[i].event(piece.text)
+                    continue
                 running -= piece.finish is not None
                 last = not running and not with_usage
                 choice = self._choice(i, piece.text, piece.tokens, piece.finish)

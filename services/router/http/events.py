@@ -5,16 +5,16 @@ after the keep-alive time, the stream begins with a comment instead.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from json import JSONEncoder
+from json.encoder import encode_basestring
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from services.router.http.errors import error_body
 from twinflow.contracts.errors import Cancelled, Internal, TwinflowError
@@ -34,8 +34,23 @@ class StreamLimits:
     slow_client_s: float
 
 
+_encode = JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def event(payload: Any) -> bytes:
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _encode(payload).encode() + b"\n\n"
+
+
+class EventFrame:
+    """Events that differ in one text: encoded once, the text is put in between. `PLACE` marks it in the payload."""
+
+    PLACE = "\0text"
+
+    def __init__(self, payload: Any) -> None:
+        self._before, self._after = event(payload).split(encode_basestring(self.PLACE).encode())
+
+    def event(self, text: str) -> bytes:
+        return self._before + encode_basestring(text).encode() + self._after
 
 
 def named_event(payload: dict[str, Any]) -> bytes:
@@ -127,36 +142,75 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        pending = self._first
+        out = _Writer(send, self._limits)
         try:
-            while True:
-                await asyncio.wait({pending}, timeout=self._limits.keep_alive_s)
-                if not pending.done():
-                    await self._send(send, KEEP_ALIVE)
-                    continue
-                await self._send(send, pending.result())
-                pending = self._first = asyncio.ensure_future(anext(self._events))
-        except StopAsyncIteration:
-            await self._send(send, b"", more=False)
-        except _NotReading:
+            await out.start(self.raw_headers)
+            await out.write(await self._first)
+            async for data in self._events:
+                await out.write(data)
+            await out.end()
+        except asyncio.CancelledError:
+            if not out.dropped:
+                raise
             log.warning("dropped a client that did not read for %s s", self._limits.slow_client_s)
+        except StopAsyncIteration:  # no event at all
+            await out.end()
         except Exception as e:  # the edge: a stream never ends silently
             if not isinstance(e, TwinflowError):
                 log.exception("a stream failed")
                 e = Internal("internal error; the router's log has the details")
-            with suppress(_NotReading):
-                await self._send(send, event(error_body(e)))
-                await self._send(send, b"", more=False)
-
-    async def _send(self, send: Send, body: bytes, more: bool = True) -> None:
-        message: Message = {"type": "http.response.body", "body": body, "more_body": more}
-        try:
-            async with asyncio.timeout(self._limits.slow_client_s):
-                await send(message)
-        except TimeoutError:
-            raise _NotReading from None
+            await out.write(event(error_body(e)))
+            await out.end()
+        finally:
+            await out.close()
 
 
-class _NotReading(Exception):
-    """A write was blocked for too long. Returning without an end makes the server close the connection."""
+class _Writer:
+    """The way to one client, used by one task. Its timer is armed anew only when it rings, so that a token costs none: it sends
+    a comment when nothing was written for long, and cancels the task when a write is blocked for too long. Returning without an
+    end makes the server close the connection."""
+
+    def __init__(self, send: Send, limits: StreamLimits) -> None:
+        self.dropped = False  # cancelled because the client does not read
+        self._send = send
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._blocked = False  # inside a write
+        self._since_s = self._loop.time()  # that is so
+        self._comment: asyncio.Task[None] | None = None
+        self._rings_s = min(limits.keep_alive_s, limits.slow_client_s)
+        self._timer = self._loop.call_later(self._rings_s, self._ring)
+
+    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, body: bytes, more: bool = True) -> None:
+        self._blocked, self._since_s = True, self._loop.time()
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._blocked, self._since_s = False, self._loop.time()
+
+    async def end(self) -> None:
+        await self.write(b"", more=False)
+
+    async def close(self) -> None:
+        self._timer.cancel()
+        if self._comment is not None:
+            await cancel_all(self._comment)
+
+    def _ring(self) -> None:
+        now = self._loop.time()
+        limit_s = self._limits.slow_client_s if self._blocked else self._limits.keep_alive_s
+        if now >= self._since_s + limit_s:
+            if self._blocked:
+                self._drop()
+                return
+            if self._comment is None or self._comment.done():
+                message = {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
+                self._comment = self._loop.create_task(self._send(message))
+            self._since_s = now
+        self._timer = self._loop.call_at(min(self._since_s + limit_s, now + self._rings_s), self._ring)
+
+    def _drop(self) -> None:
+        if self._task is not None:
+            self.dropped = self._task.cancel()

@@ -42,19 +42,25 @@ class TokenTexts:
         self.marker_ids = frozenset(special) - self.special_ids
         self.byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._byte_of = _byte_level_alphabet() if self.byte_level else {}
+        self._bytes: dict[int, bytes] = {}  # of tokens that came, at most the vocabulary
 
     def detokenizer(self) -> Detokenizer:
         return ByteLevelDetokenizer(self) if self.byte_level else WindowDetokenizer(self)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes that a byte-level token stands for, b"" for an unknown id."""
+        known = self._bytes.get(token_id)
+        if known is not None:
+            return known
         token = self.tokenizer.id_to_token(token_id)
         if token is None:
             return b""
         try:
-            return bytes(self._byte_of[c] for c in token)
+            raw = bytes(self._byte_of[c] for c in token)
         except KeyError:  # an added token is plain text
-            return token.encode()
+            raw = token.encode()
+        self._bytes[token_id] = raw
+        return raw
 
     def text_and_bytes(self, token_id: int) -> tuple[str, bytes]:
         """One token on its own, for logprobs; the text of a part of a character is U+FFFD, the bytes are its own."""

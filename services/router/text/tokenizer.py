@@ -53,7 +53,8 @@ class ModelText:
         return await asyncio.to_thread(self.encode_now, text, add_special_tokens=add_special_tokens)
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)  # without offsets
+        return list(encoded[0].ids)
 
     def token_id(self, text: str) -> int | None:
         """Of the one token that is this text."""

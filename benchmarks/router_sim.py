@@ -1,0 +1,253 @@
+"""Simulated workers for load on a router: the real session, registry and event protocol, no model, almost no CPU.
+
+All requests of a worker advance together, one step message for all of them, as a real decode worker's do. What a reply says is
+a function of its prompt and the position alone (`Script`), so that it can be checked token by token, and so that a reply that
+moves to another worker goes on with the right token.
+
+Used by `router_load` and `router_soak`, and by the tests of the router under load.
+"""
+
+import asyncio
+import zlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from grpc import aio
+from tokenizers import Tokenizer
+
+from twinflow.contracts.hashing import chain_hashes
+from twinflow.contracts.workers import Load, Pace, Role, WorkerRecord
+from twinflow.node.outbox import Outbox
+from twinflow.node.registry.direct import DirectRegistration
+from twinflow.rpc import channel, convert
+from twinflow.rpc.v1 import engine_pb2 as pb
+from twinflow.rpc.v1 import engine_pb2_grpc as rpc
+
+BLOCK_TOKENS = 64
+HEARTBEAT_S = 0.5
+SCRIPT_TOKENS = 65_536
+
+
+class Script:
+    """What replies say: tokens of whole ASCII text, from one long sequence at a place that the prompt tells."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        plain = [i for i in range(tokenizer.get_vocab_size()) if _plain(tokenizer, i)]
+        self._ids: list[int] = np.random.default_rng(7).choice(plain, SCRIPT_TOKENS).tolist()
+        self._tokenizer = tokenizer
+
+    def start(self, prompt: bytes) -> int:
+        """Where the reply to these packed ids begins."""
+        return zlib.crc32(prompt) % SCRIPT_TOKENS
+
+    def token(self, at: int) -> int:
+        return self._ids[at % SCRIPT_TOKENS]
+
+    def text(self, prompt: bytes, tokens: int) -> str:
+        """Of the whole reply."""
+        start = self.start(prompt)
+        return self._tokenizer.decode([self.token(start + i) for i in range(tokens)])
+
+
+def _plain(tokenizer: Tokenizer, id: int) -> bool:
+    text = tokenizer.decode([id])
+    return bool(text) and text.isascii() and text.isprintable()
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """`first_at_once`: a reply's first token does not wait for a step."""
+
+    step_s: float = 0.01
+    tokens_per_step: int = 1
+    first_at_once: bool = True
+    first_after_s: float = 0.0  # as if a prompt took so long
+    cache_blocks: int = 20_000  # what a worker holds; it tells what it stores and drops
+
+
+@dataclass(slots=True)
+class _Run:
+    """One request; `at` = next place in the script, `left` = tokens to come."""
+
+    id: str
+    at: int
+    left: int
+
+
+@dataclass(slots=True)
+class _Session:
+    outbox: Outbox[pb.WorkerMessage]
+    runs: dict[str, _Run] = field(default_factory=dict)
+
+
+class SimWorker(rpc.WorkerServicer):
+    """`start`, `register`, and in the end `stop`; `kill` ends its sessions in the middle of everything."""
+
+    def __init__(self, id: str, model: str, script: Script, pacing: Pacing, incarnation: str = "1") -> None:
+        self.record = WorkerRecord(
+            id, incarnation, Role.DECODE, (), model, "f" * 32, 1 << 17, 1 << 17, BLOCK_TOKENS,
+            False, Load(total_slots=4096, free_slots=4096), 1 << 21, 50 << 20,
+        )  # fmt: skip
+        self.pacing = pacing
+        self.requests = 0
+        self._script = script
+        self._sessions: list[_Session] = []
+        self._cache: OrderedDict[bytes, int] = OrderedDict()  # block hash → tokens up to its end
+        self._events: list[pb.CacheEvent] = []
+        self._sequence = 0
+        self._pace = Pace(0, 0.0, 0, 0)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- life ----
+
+    async def start(self, *routers: str) -> None:
+        self._server = channel.new_server()
+        rpc.add_WorkerServicer_to_server(self, self._server)
+        port = channel.bind(self._server, "127.0.0.1", 0)
+        await self._server.start()
+        self.record = replace(self.record, addresses=(f"127.0.0.1:{port}",))
+        self._tasks = [asyncio.create_task(self._steps())]
+        for router in routers:
+            registration = DirectRegistration(router, lambda: self.record, interval_s=0.5, max_pause_s=0.2)
+            self._tasks.append(asyncio.create_task(registration.run()))
+
+    async def stop(self) -> None:
+        """As a lost machine looks: whatever runs ends without a word."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await channel.stop_server(self._server, 0)
+        del self._server  # grpc wants its servers gone while their loop lives
+
+    @property
+    def running(self) -> int:
+        return sum(len(s.runs) for s in self._sessions)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._sessions)
+
+    # ---- the service ----
+
+    async def Serve(
+        self, request_iterator: AsyncIterator[pb.RouterMessage], context: "aio.ServicerContext[object, object]"
+    ) -> AsyncIterator[pb.WorkerMessage]:
+        await anext(request_iterator)  # the router's hello
+        session = _Session(Outbox())
+        session.outbox.put(pb.WorkerMessage(hello=pb.WorkerHello(record=convert.record_to_pb(self.record), protocol=1)))
+        self._sessions.append(session)
+        helpers = [asyncio.create_task(self._read(request_iterator, session)), asyncio.create_task(_beat(session))]
+        try:
+            async for message in session.outbox:
+                yield message
+        finally:
+            self._sessions.remove(session)
+            for task in helpers:
+                task.cancel()
+
+    async def _read(self, messages: AsyncIterator[pb.RouterMessage], session: _Session) -> None:
+        async for message in messages:
+            match message.WhichOneof("message"):
+                case "submit":
+                    self._submit(message.submit, session)
+                case "cancel":
+                    if session.runs.pop(message.cancel.id, None) is not None:
+                        error = pb.Error(reason="cancelled", message="cancelled")
+                        self._send(session, [pb.Output(id=message.cancel.id, stats=_stats(), error=error)])
+                case "resync":
+                    events = [
+                        pb.CacheEvent(sequence=self._sequence, kind="block_stored", prefix_hash=h, position=p)
+                        for h, p in self._cache.items()
+                    ]
+                    snapshot = pb.Snapshot(sequence=self._sequence, events=events)
+                    session.outbox.put(pb.WorkerMessage(snapshot=snapshot))
+        session.outbox.close()
+
+    def _submit(self, submit: pb.Submit, session: _Session) -> None:
+        self.requests += 1
+        forced = len(submit.forced) // 4
+        run = _Run(submit.id, self._script.start(submit.prompt) + forced, submit.sampling.max_tokens - forced)
+        self._store(chain_hashes(submit.root, submit.prompt, BLOCK_TOKENS))
+        self._pace = replace(self._pace, prefill_tokens=self._pace.prefill_tokens + len(submit.prompt) // 4)
+        if self.pacing.first_after_s:
+            asyncio.get_running_loop().call_later(self.pacing.first_after_s, self._begin, run, session)
+        else:
+            self._begin(run, session)
+
+    def _begin(self, run: _Run, session: _Session) -> None:
+        if self.pacing.first_at_once:
+            self._send(session, [self._output(run, 1)])
+        if run.left:
+            session.runs[run.id] = run
+
+    def _store(self, hashes: Sequence[bytes]) -> None:
+        for i, h in enumerate(hashes):
+            if h in self._cache:
+                self._cache.move_to_end(h)
+                continue
+            self._cache[h] = (i + 1) * BLOCK_TOKENS
+            self._tell("block_stored", h, self._cache[h])
+            if len(self._cache) > self.pacing.cache_blocks:
+                self._tell("block_removed", *self._cache.popitem(last=False))
+
+    def _tell(self, kind: str, prefix_hash: bytes, position: int) -> None:
+        self._sequence += 1
+        self._events.append(
+            pb.CacheEvent(sequence=self._sequence, kind=kind, prefix_hash=prefix_hash, position=position)
+        )
+
+    # ---- steps ----
+
+    async def _steps(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + self.pacing.step_s, loop.time() - self.pacing.step_s)
+            await asyncio.sleep(max(0.0, due - loop.time()) if self.running or self._events else 0.005)
+            self._step()
+
+    def _step(self) -> None:
+        for session in self._sessions:
+            outputs = [self._output(run, self.pacing.tokens_per_step) for run in session.runs.values()]
+            session.runs = {id: run for id, run in session.runs.items() if run.left}
+            if outputs or self._events:
+                self._send(session, outputs)
+
+    def _output(self, run: _Run, tokens: int) -> pb.Output:
+        tokens = min(tokens, run.left)
+        run.left -= tokens
+        samples = [pb.Sample(token_id=self._script.token(run.at + i)) for i in range(tokens)]
+        run.at += tokens
+        if run.left:
+            return pb.Output(id=run.id, samples=samples)
+        samples[-1].finish = "length"
+        return pb.Output(id=run.id, samples=samples, stats=_stats())
+
+    def _send(self, session: _Session, outputs: list[pb.Output]) -> None:
+        p, made = self._pace, sum(len(o.samples) for o in outputs)
+        self._pace = Pace(p.steps + 1, p.busy_s + 0.01, p.prefill_tokens, p.decode_tokens + made)
+        running = self.running
+        load = Load(running, 0, 0, free_slots=4096 - running, total_slots=4096, pace=self._pace)
+        self.record = replace(self.record, load=load)
+        step = pb.StepReport(outputs=outputs, load=convert.load_to_pb(load))
+        if self._events:
+            events, self._events = self._events, []
+            for other in self._sessions:
+                if other is not session:
+                    other.outbox.put(pb.WorkerMessage(step=pb.StepReport(events=events)))
+            step.events.extend(events)
+        session.outbox.put(pb.WorkerMessage(step=step))
+
+
+async def _beat(session: _Session) -> None:
+    count = 0
+    while True:
+        count += 1
+        session.outbox.put(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=count)))
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+def _stats() -> pb.RequestStats:
+    return pb.RequestStats(route="local", reason="no_prefill_worker", transport="none")
