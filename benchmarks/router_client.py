@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-WORDS = (
-    "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one "
-    "you were all her she there would their we him been has when who will no more if out so up said what its about than"
-).split()
+TEXT = """the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
+you were all her she there would their we him been has when who will no more if out so up said what its about than"""
 
 
 @dataclass(slots=True)
@@ -173,7 +171,7 @@ class Prompts:
 
     def __init__(self, model: str, prompt_chars: int, seed: int = 1) -> None:
         self._random = random.Random(seed)
-        self._text = " ".join(self._random.choices(WORDS, k=200_000))
+        self._text = " ".join(self._random.choices(TEXT.split(), k=200_000))
         self._chars, self._model, self._count = prompt_chars, model, 0
 
     def text(self) -> str:
@@ -192,10 +190,18 @@ class Prompts:
         }  # fmt: skip
         return http_request("/v1/chat/completions", body)
 
+    def request_of_ids(self, max_tokens: int, stream: bool = True, delay_ms: int = 0) -> bytes:
+        """As many token ids as the text would have about: a fourth of its characters."""
+        ids = [self._random.randrange(300, 4000) for _ in range(self._chars // 4)]
+        body = {"model": self._model, "prompt": ids, "stream": stream, "max_tokens": max_tokens, "seed": delay_ms}
+        return http_request("/v1/completions", body)
+
 
 def http_request(path: str, body: dict[str, object]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
     return head.encode() + data
 
 

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -44,6 +44,7 @@ class Target:
     address: str
     pid: int
     pace: Callable[[Pacing], None]
+    tokenises: bool = False
 
 
 # ---- processes ----
@@ -72,7 +73,17 @@ class RouterProcess:
     """Ours, started as an operator would; `addresses` are HTTP and gRPC. `stop` in the end."""
 
     def __init__(self, processes: int, cores: Sequence[int], *options: str) -> None:
-        argv = [sys.executable, "-m", "services.router.main", "--model", str(MODEL), "--http-port", "0", "--grpc-port", "0"]
+        argv = [
+            sys.executable,
+            "-m",
+            "services.router.main",
+            "--model",
+            str(MODEL),
+            "--http-port",
+            "0",
+            "--grpc-port",
+            "0",
+        ]
         argv += ["--max-requests", "4096", "--log-level", "WARNING", *options]
         argv += ["--processes", str(processes)] if processes > 1 else []
         began = time.monotonic()
@@ -104,7 +115,7 @@ async def ours(text: ModelText, processes: int, *options: str) -> AsyncIterator[
         try:
             for worker in workers:
                 await worker.start(router.grpc)
-            while not all(w.connected for w in workers):
+            while not all(w.connected for w in workers):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
             def pace(pacing: Pacing) -> None:
@@ -112,7 +123,7 @@ async def ours(text: ModelText, processes: int, *options: str) -> AsyncIterator[
                     worker.pacing = pacing
 
             name = "twinflow" if processes == 1 else f"twinflow × {processes}"
-            yield Target(name, router.http, router.pid, pace)
+            yield Target(name, router.http, router.pid, pace, tokenises=True)
         finally:
             for worker in workers:
                 await worker.stop()
@@ -147,10 +158,16 @@ class pinned:
 # ---- load ----
 
 
-async def open_loop(target: Target, prompts: Prompts, rate: float, seconds: float, tokens: int) -> list[Answer]:
+async def open_loop(
+    target: Target, prompts: Prompts, rate: float, seconds: float, tokens: int, ids: bool = False
+) -> list[Answer]:
     """Poisson arrivals on as many connections as it takes."""
     gaps, idle = random.Random(3), [await connect(target.address) for _ in range(64)]
-    requests = [prompts.request(tokens, delay_ms=10) for _ in range(int(rate * seconds))]
+    make = prompts.request_of_ids if ids else prompts.request
+    requests = []
+    for _ in range(int(rate * seconds)):
+        requests.append(make(tokens, delay_ms=10))
+        await asyncio.sleep(0)  # the workers here have heartbeats to send
 
     async def one(request: bytes) -> Answer:
         connection = idle.pop() if idle else await connect(target.address)
@@ -200,13 +217,14 @@ def failed(answers: Sequence[Answer]) -> str:
 # ---- measures ----
 
 
-async def ttft(target: Target, chars: int, what: str, seconds: float) -> None:
+async def ttft(target: Target, chars: int, what: str, rate: float, seconds: float) -> None:
+    """Prompts of token ids are tokenised already: they show what is not tokenising."""
     target.pace(Pacing(step_s=0.01))
     used = cpu_s(target.pid)
-    answers = await open_loop(target, Prompts(MODEL.name, chars), 100, seconds, 8)
+    answers = await open_loop(target, Prompts(MODEL.name, chars), rate, seconds, 8, ids=what.endswith("ids"))
     used = cpu_s(target.pid) - used
     times = [1e3 * a.ttft_s for a in answers if a.ok]
-    line(target, f"TTFT at 100/s, {what}", f"p50 {percentile(times, 0.5):6.2f} ms  p99 {percentile(times, 0.99):6.2f} ms  "
+    line(target, f"TTFT at {rate:g}/s, {what}", f"p50 {percentile(times, 0.5):6.2f} ms  p99 {percentile(times, 0.99):6.2f} ms  "
          f"CPU {1e3 * used / len(answers):.2f} ms a request" + failed(answers))  # fmt: skip
 
 
@@ -236,8 +254,9 @@ async def streams(target: Target, step_s: float, rounds: int) -> None:
     took, used = time.perf_counter() - began, cpu_s(target.pid) - used
     gaps = [1e3 * g for a in answers for g in a.gaps_s]
     over = percentile(gaps, 0.99) - 1e3 * step_s
-    line(target, f"256 streams, {1e3 * step_s:.1f} ms a token", f"{256 * len(answers) / took:7.0f} tokens/s  "
-         f"p99 gap + {over:.1f} ms  CPU {1e6 * used / 256 / len(answers):.1f} µs a token" + chunks(answers, 256) + failed(answers))  # fmt: skip
+    told = f"{256 * len(answers) / took:7.0f} tokens/s  p99 gap + {over:.1f} ms"
+    told += f"  CPU {1e6 * used / 256 / len(answers):.1f} µs a token"
+    line(target, f"256 streams, {1e3 * step_s:.1f} ms a token", told + chunks(answers, 256) + failed(answers))
 
 
 def chunks(answers: Sequence[Answer], tokens: int) -> str:
@@ -265,9 +284,11 @@ def start(cores: Sequence[int]) -> None:
         router = RouterProcess(1, cores[1:] or cores)
         times.append(router.start_s)
         router.stop()
-    told = "import services.router.main, sys; print(len(sys.modules), sorted({'torch', 'nixl', 'transformers'} & set(sys.modules)))"
+    told = "import sys, services.router.main; print(len(sys.modules), sorted({'torch', 'nixl'} & set(sys.modules)))"
     modules = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout.strip()
-    print(f"{'twinflow':<16}{'start until ready':<30}{statistics.median(times):.2f} s; modules, of them heavy: {modules}")
+    print(
+        f"{'twinflow':<16}{'start until ready':<30}{statistics.median(times):.2f} s; modules, of them heavy: {modules}"
+    )
 
 
 def tokenising(text: ModelText, chars: int) -> str:
@@ -287,8 +308,10 @@ def line(target: Target, what: str, told: str) -> None:
 async def measure(target: Target, names: Sequence[str], long_chars: int, args: argparse.Namespace) -> None:
     await closed_loop(target, Prompts(MODEL.name, SHORT_CHARS), 8, 4, 300)  # warm
     if "ttft" in names:
-        await ttft(target, SHORT_CHARS, "short", args.seconds)
-        await ttft(target, long_chars, "8k tokens", args.seconds)
+        await ttft(target, SHORT_CHARS, "short", 100, args.seconds)
+        await ttft(target, long_chars, "8k tokens", args.long_rate, args.seconds)
+        if target.tokenises:
+            await ttft(target, long_chars, "8k token ids", 100, args.seconds)
     if "paced" in names:
         await paced(target, args.rounds)
     if "whole" in names:
@@ -325,8 +348,12 @@ def main() -> None:
     parser.add_argument("--beside", default="", help="peers, comma-separated")
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--seconds", type=float, default=5.0, help="of an open loop")
+    parser.add_argument("--long-rate", type=float, default=20.0, help="prompts of 8k tokens as text a second: tokenising them "
+                        "takes about 10 ms of a core each")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="of a closed loop")
-    parser.add_argument("--prompts", type=int, default=4_000, help="distinct ones for memory; over 50,000 they are short")
+    parser.add_argument(
+        "--prompts", type=int, default=4_000, help="distinct ones for memory; over 50,000 they are short"
+    )
     args = parser.parse_args()
     unknown = set(args.measures.split(",")) - set(MEASURES)
     if unknown:

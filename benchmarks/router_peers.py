@@ -136,7 +136,13 @@ _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodin
 _TOKEN = _event({"content": " token"})
 _LAST = _event({}, "stop") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 _MODELS = {"object": "list", "data": [{"id": "twinflow-tiny", "object": "model", "created": 1, "owned_by": "x"}]}
-_INFO = {"model_path": "twinflow-tiny", "is_generation": True, "served_model_name": "twinflow-tiny", "tp_size": 1, "dp_size": 1}
+_INFO = {
+    "model_path": "twinflow-tiny",
+    "is_generation": True,
+    "served_model_name": "twinflow-tiny",
+    "tp_size": 1,
+    "dp_size": 1,
+}
 _MESSAGE = {"role": "assistant", "content": "eight tokens of text, as it is said"}
 _ANSWER = {"id": "c", "object": "chat.completion", "created": 1, "model": "twinflow-tiny",
            "choices": [{"index": 0, "message": _MESSAGE, "finish_reason": "stop"}],

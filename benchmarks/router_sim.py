@@ -138,6 +138,7 @@ class SimWorker(rpc.WorkerServicer):
         session = _Session(Outbox())
         session.outbox.put(pb.WorkerMessage(hello=pb.WorkerHello(record=convert.record_to_pb(self.record), protocol=1)))
         self._sessions.append(session)
+        self._send(session, [])  # its load
         helpers = [asyncio.create_task(self._read(request_iterator, session)), asyncio.create_task(_beat(session))]
         try:
             async for message in session.outbox:

@@ -51,6 +51,7 @@ class Job:
     default_tokens: int
     stops: tuple[str, ...] = ()
     cache_salt: str = ""
+    at_once: bool = False  # the client gets the reply whole: nobody looks at a part of it
     pinned: str = ""  # why the reply cannot go on elsewhere once it has begun, if it cannot
     key: KeyFacts = field(default_factory=lambda: KeyFacts(ANONYMOUS))  # of whoever asks
     priority: int = 0
@@ -213,7 +214,7 @@ class Generator:
         sampling = dataclasses.replace(job.sampling, max_tokens=outcome.max_tokens)
         root = prompt.root(choice.decode.fingerprint)
         stream: RequestStream | None = None
-        begun = False
+        begun, at_once = False, job.at_once and not job.stops  # a stop string must be seen at once
         try:
             if sampling.grammar is not None and GRAMMAR not in choice.decode.features:
                 raise NoCapacity(f"worker {choice.decode.id} is of a release without structured outputs")
@@ -221,7 +222,7 @@ class Generator:
                 choice.decode, submission(id, job.id, prompt.packed, root, sampling, choice, outcome.sent)
             )
             while reply.finish is None:
-                batch = await self._take(stream)
+                batch = await (stream.take_rest() if begun and at_once else self._take(stream))
                 samples = batch.samples
                 if samples and not begun:
                     begun = True

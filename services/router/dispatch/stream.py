@@ -44,6 +44,7 @@ class RequestStream:
         self.overflowed = False  # the client was too slow
         self.stats: RequestStats | None = None  # once the worker has told them
         self._news = asyncio.Event()
+        self._rest = False  # whoever takes wants all that is still to come at once
 
     def put(self, samples: Sequence[Sample]) -> None:
         """More buffered tokens than the limit: the client is too slow, the request is cancelled."""
@@ -53,6 +54,8 @@ class RequestStream:
         self._samples.extend(samples)
         if samples and samples[-1].finish is not None:
             self._end()
+        elif self._rest:
+            return
         elif len(self._samples) > self._limit_tokens:
             self.overflowed = True
             self.cancel()
@@ -76,6 +79,13 @@ class RequestStream:
         if self._error is not None:
             self._news.set()  # raised by the next call
         return Batch(samples, self._over and self._error is None)
+
+    async def take_rest(self) -> Batch:
+        """As `take`, once for all tokens to the end or to an error: nobody waits for a part of them, and there is no limit."""
+        self._rest = True
+        if not self._over:
+            self._news.clear()
+        return await self.take()
 
     def cancel(self) -> None:
         """Tells the worker at once; it still answers with a last output and its stats."""

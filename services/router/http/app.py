@@ -1,6 +1,9 @@
-"""The FastAPI application, built from its parts; no state of its own."""
+"""The application, built from its parts; no state of its own."""
 
 from collections.abc import Callable
+
+from fastapi import Depends, FastAPI
+from starlette.types import ASGIApp
 
 from fastapi import Depends, FastAPI
 
@@ -10,6 +13,7 @@ from services.router.http.access import access
 from services.router.http.api import Api
 from services.router.http.chat import chat_routes
 from services.router.http.completions import completion_routes
+from services.router.http.direct import Direct
 from services.router.http.docs import docs_routes
 from services.router.http.errors import install
 from services.router.http.explain import explain_routes
@@ -24,21 +28,21 @@ from services.router.view.view import View
 
 def build_app(
     api: Api, view: View, generator: Generator, metrics: Metrics, book: KeyBook, waiting: Callable[[], int]
-) -> FastAPI:
+) -> ASGIApp:
     """`waiting`: requests in the queue."""
     app = FastAPI(title="Twinflow router", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     serve(app, api.config.model_name)
     install(app, metrics, api.config.retry_after_s)
+    known = access(book)
+    generating = (chat_routes(api), completion_routes(api), response_routes(api))
     for routes in (
-        chat_routes(api),
-        completion_routes(api),
-        response_routes(api),
+        *generating,
         token_routes(api, lambda: longest_tokens(view, api.config.model_name)),
         model_routes(api, view),
         refused_routes(),
     ):
-        app.include_router(routes, dependencies=[Depends(access(book))])
+        app.include_router(routes, dependencies=[Depends(known)])
     app.include_router(explain_routes(api.config.admin_token, generator.decisions))
     app.include_router(docs_routes())
     app.include_router(health_routes(api.config, view, generator, metrics, waiting))
-    return app
+    return Direct(app, generating, before=(known,))

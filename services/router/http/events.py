@@ -178,7 +178,7 @@ class _Writer:
         self._task = asyncio.current_task()
         self._blocked = False  # inside a write
         self._since_s = self._loop.time()  # that is so
-        self._comment: asyncio.Task[None] | None = None
+        self._comment: asyncio.Future[None] | None = None
         self._rings_s = min(limits.keep_alive_s, limits.slow_client_s)
         self._timer = self._loop.call_later(self._rings_s, self._ring)
 
@@ -207,7 +207,7 @@ class _Writer:
                 return
             if self._comment is None or self._comment.done():
                 message = {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
-                self._comment = self._loop.create_task(self._send(message))
+                self._comment = asyncio.ensure_future(self._send(message))
             self._since_s = now
         self._timer = self._loop.call_at(min(self._since_s + limit_s, now + self._rings_s), self._ring)
 

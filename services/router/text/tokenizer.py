@@ -1,7 +1,11 @@
 """The model's tokenizer as the router uses it: text → ids, ids → text, which ids end a reply, how the model samples."""
 
 import asyncio
+import contextlib
+import os
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -17,6 +21,7 @@ from twinflow.contracts.errors import ModelError
 from twinflow.grammar.base import is_marker
 
 LONG_TEXT_CHARS = 8_192  # above this, tokenising leaves the event loop (about 1 ms per 4k characters)
+NICENESS = 10  # of the threads that tokenise long texts, so that tokens of running replies go first
 
 
 class ModelText:
@@ -43,6 +48,9 @@ class ModelText:
         self.thinks = thinks
         markers = {*((calls.open, calls.close) if calls is not None else ()), *((OPEN, CLOSE) if thinks else ())}
         self.texts = TokenTexts(tokenizer, frozenset(markers))
+        # No more than leave a core to the event loop: with many threads on few cores it would hardly ever run.
+        threads = max(1, len(os.sched_getaffinity(0)) - 1)
+        self._threads = ThreadPoolExecutor(threads, "tokenise", initializer=_be_nice)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`. Chat prompts pass False (the template wrote them), plain prompts True (as the tokenizer's
@@ -50,7 +58,10 @@ class ModelText:
         the interpreter lock)."""
         if len(text) < LONG_TEXT_CHARS:
             return self.encode_now(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.encode_now, text, add_special_tokens=add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, lambda: self.encode_now(text, add_special_tokens=add_special_tokens)
+        )
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> list[int]:
         encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)  # without offsets
@@ -77,6 +88,12 @@ class ModelText:
     def parser(self, prompt: str, tools: Tools | None) -> ReplyParser:
         """A fresh one per generated sequence. `prompt`: the rendered chat."""
         return reply_parser(self.calls, tools, self.thinks, self.thinks and opened_by(prompt))
+
+
+def _be_nice() -> None:
+    """Linux gives every thread its own priority."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def load_model_text(folder: str | Path, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> ModelText:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.router.view.table import U64
+from services.router.view.table import U64, WORDS
 
 MAX_KEYS = 200_000  # about 150 B each
 MASK = 2**64 - 1
@@ -47,5 +47,10 @@ class Expected:
             for i, key in enumerate(keys.tolist()):
                 found = entries.get(key)
                 if found is not None and found[1] > now_s:
-                    sets[i] |= np.array([found[0] >> (64 * w) & MASK for w in range(sets.shape[1])], np.uint64)
+                    sets[i] |= words_of(found[0])
         return sets
+
+
+def words_of(columns: int) -> U64:
+    """(WORDS,) of columns as bits."""
+    return np.array([columns >> (64 * w) & MASK for w in range(WORDS)], np.uint64)

@@ -4,8 +4,8 @@ A hash is cut to 64 bits and looked up as it is; layouts share the index, since 
 may be cut to the same key: then a worker seems to hold a block that it does not, which costs one wrong guess, because the worker
 matches its own cache by whole hashes. The same holds for whatever is stale here: events are hints.
 
-Writes gather until somebody reads. Every worker incarnation has a column; a column that is given back is used again once it
-is in no set any more.
+Writes gather, and readers see what has gathered: the table's work is by the array, which a few keys are not worth. Every worker
+incarnation has a column; a column that is given back is used again once it is in no set any more.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.router.view.expected import Expected
+from services.router.view.expected import Expected, words_of
 from services.router.view.prompt import PromptKeys
 from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
 from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
@@ -22,7 +22,7 @@ from twinflow.contracts.workers import WorkerRecord
 
 CHECKPOINT = 0x5DEECE66D51A7E57  # a checkpoint's key: its hash's, with these bits turned
 FIRST_BLOCKS, MORE_BLOCKS = 64, 1024  # looked up at a time: many prompts end soon
-MAX_GATHERED = 4096  # writes
+MAX_GATHERED = 1024  # keys written and not in the table yet
 MAX_TAILS = 256  # mid-block positions whose hashes are tried per prompt, about 1 µs each
 MAX_POSITION = 1 << 22  # of mid-block checkpoints that are remembered
 
@@ -52,7 +52,7 @@ class HitIndex:
         self._free = list(range(COLUMNS - 1, -1, -1))
         self._returned: list[int] = []
         self._words = 1  # of the sets, that hold columns in use
-        self._gathered: dict[tuple[int, int], bool] = {}  # (key, column) → stored or removed
+        self._gathered: dict[int, tuple[int, int]] = {}  # key → columns stored and removed, as bits
         self._positions = np.zeros(0, bool)  # at which a mid-block checkpoint was ever stored
 
     def __len__(self) -> int:
@@ -110,27 +110,27 @@ class HitIndex:
         self._gather(key ^ CHECKPOINT, column, False)
 
     def _gather(self, key: int, column: int, stored: bool) -> None:
-        self._gathered[key, column] = stored
+        there, gone = self._gathered.get(key, (0, 0))
+        bit = 1 << column
+        self._gathered[key] = (there | bit, gone & ~bit) if stored else (there & ~bit, gone | bit)
         if len(self._gathered) >= MAX_GATHERED:
             self._flush()
 
     def _flush(self) -> None:
         if not self._gathered:
             return
-        pairs, stored = list(self._gathered), np.fromiter(self._gathered.values(), bool, len(self._gathered))
-        self._gathered = {}
-        keys = np.fromiter((k for k, _ in pairs), np.uint64, len(pairs))
-        columns = np.fromiter((c for _, c in pairs), np.int64, len(pairs))
-        if not stored.all():
-            self._table.discard(keys[~stored], columns[~stored])
-        if stored.any():
-            self._table.add(keys[stored], columns[stored])
+        gathered, self._gathered = self._gathered, {}
+        gone = [(key, column) for key, (_, removed) in gathered.items() for column in _columns(removed)]
+        there = [(key, column) for key, (stored, _) in gathered.items() for column in _columns(stored)]
+        if gone:
+            self._table.discard(*_arrays(gone))
+        if there:
+            self._table.add(*_arrays(there))
 
     # ---- reads ----
 
     def holdings(self, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings:
         """Of all columns; they mean something for workers of this record's layout."""
-        self._flush()
         block_tokens = record.block_tokens
         held = self._unbroken(prompt.block_keys(record), now_s)
         blocks = self._bits(held)
@@ -160,7 +160,15 @@ class HitIndex:
         return np.concatenate(parts)
 
     def _sets(self, keys: U64, now_s: float) -> U64:
-        return self.expected.merge(self._table.lookup(keys), keys, now_s)
+        if not len(keys):
+            return np.zeros((0, WORDS), np.uint64)
+        sets, gathered = self._table.lookup(keys), self._gathered
+        if gathered:
+            for i, key in enumerate(keys.tolist()):
+                found = gathered.get(key)
+                if found is not None:
+                    sets[i] = sets[i] & ~words_of(found[1]) | words_of(found[0])
+        return self.expected.merge(sets, keys, now_s)
 
     def _with_tails(self, found: Holdings, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings:
         """A checkpoint inside the block after the attention reach extends it: a donated state comes with its partial tail
@@ -180,6 +188,8 @@ class HitIndex:
     def _tail_positions(self, found: Holdings, last: NDArray[np.int64], block_tokens: int) -> Iterator[int]:
         """Known positions inside blocks that could help somebody: those right behind a reach first, then the deepest."""
         known = self._positions[: int(last.max()) + 1]
+        if not known.any():
+            return
         left = MAX_TAILS
         behind = np.zeros(len(known), bool)
         for reach in np.unique(found.reach)[::-1].tolist():
@@ -197,6 +207,17 @@ class HitIndex:
         """(n, columns) of 0 and 1, of as many columns as were ever taken, in whole words."""
         words = np.ascontiguousarray(sets[:, : self._words])
         return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+
+
+def _columns(bits: int) -> Iterator[int]:
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1
+
+
+def _arrays(pairs: list[tuple[int, int]]) -> tuple[U64, NDArray[np.int64]]:
+    keys = np.fromiter((k for k, _ in pairs), np.uint64, len(pairs))
+    return keys, np.fromiter((c for _, c in pairs), np.int64, len(pairs))
 
 
 def expected_blocks(record: WorkerRecord, prompt: PromptKeys) -> list[int]:
