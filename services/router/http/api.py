@@ -70,9 +70,7 @@ class Api:
                 job_id = id if count == 1 else f"{id}-{len(jobs)}"
                 one = dataclasses.replace(sampling, sample_index=i, grammar=grammar)
                 job = Job(job_id, prompt, one, limit, default_tokens, stops, fields.cache_salt)
-                jobs.append(
-                    dataclasses.replace(job, key=key, priority=fields.priority, at_once=not fields.stream)
-                )
+                jobs.append(dataclasses.replace(job, key=key, priority=fields.priority, at_once=not fields.stream))
         return jobs
 
 

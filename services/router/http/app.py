@@ -5,8 +5,6 @@ from collections.abc import Callable
 from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp
 
-from fastapi import Depends, FastAPI
-
 from services.router.admission.keys import KeyBook
 from services.router.generation import Generator
 from services.router.http.access import access
