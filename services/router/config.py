@@ -54,6 +54,9 @@ class RouterConfig:
     priority_s: float = setting(
         5.0, "a request goes before others of its key that came so much earlier, per step of priority"
     )
+    processes: int = setting(
+        1, "of HTTP on one port. More than one have another beside them, which owns registry, view and choice"
+    )
     max_body_bytes: int = setting(32 << 20, "of one HTTP body")
     max_prompts: int = setting(64, "choices of one request: prompts × n")
     default_max_tokens: int = setting(1024, "of a chat reply when the client sets none, or what room is left if less")
@@ -87,6 +90,8 @@ class RouterConfig:
                 f"queue_s={self.queue_s:g}, worker_queue_s={self.worker_queue_s:g} and keys_reload_s={self.keys_reload_s:g} "
                 f"must be more than 0, priority_s={self.priority_s:g} 0 or more"
             )
+        if self.processes < 1:
+            raise BadRequest(f"processes={self.processes} must be 1 or more", param="processes")
         policy_named(self.policy)
 
     @property
@@ -96,6 +101,10 @@ class RouterConfig:
     @property
     def scheduling(self) -> Policy:
         return policy_named(self.policy, local_max_tokens=self.local_max_tokens, fingerprint=self.fingerprint)
+
+    @property
+    def keys_file(self) -> Path | None:
+        return Path(self.api_keys) if self.api_keys else None
 
     @property
     def gate(self) -> GateSettings:

@@ -1,32 +1,26 @@
 """The entry of one HTTP request, with all its choices, through the gate: what it asks for, and what it has used in the end."""
 
 import dataclasses
-import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from services.router.admission.base import Ask, Gate
 from services.router.generation import Job, Outcome
-from services.router.schedule.base import Policy, RouteRequest
-from services.router.schedule.choose import choose
-from services.router.schedule.predict import first_token_s
+from services.router.placing.base import Placer
 from services.router.view.prompt import PromptKeys
-from services.router.view.view import View
 from twinflow.contracts.hashing import pack_tokens
 
 
 class Entry:
-    def __init__(self, gate: Gate, view: View, model: str, policy: Policy) -> None:
+    def __init__(self, gate: Gate, placer: Placer) -> None:
         self._gate = gate
-        self._view = view
-        self._model = model
-        self._policy = policy
+        self._placer = placer
 
     @asynccontextmanager
     async def admitted(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> AsyncIterator[None]:
         """Waits until they may run; they must run inside. Raises Shed, WaitedTooLong, TooLong and BadRequest."""
-        permit = await self._gate.enter(self._ask(jobs, outcomes[0].started_at))
+        permit = await self._gate.enter(await self._ask(jobs, outcomes[0].started_at))
         try:
             for outcome in outcomes:
                 outcome.permit = permit
@@ -34,7 +28,7 @@ class Entry:
         finally:
             self._gate.leave(permit.id, used_tokens(jobs, outcomes))
 
-    def _ask(self, jobs: Sequence[Job], started_at: float) -> Ask:
+    async def _ask(self, jobs: Sequence[Job], started_at: float) -> Ask:
         """How long its first token would take is only predicted where somebody needs to know."""
         first, longest = jobs[0], max(jobs, key=lambda job: len(job.prompt))
         ask = Ask(
@@ -48,9 +42,7 @@ class Entry:
         if first.key.slo_ttft_s is None or self._gate.idle:
             return ask
         prompt = PromptKeys(pack_tokens(longest.prompt), longest.tenant, longest.cache_salt)
-        route = RouteRequest(self._model, prompt.tokens, longest.max_tokens or 1, random.getrandbits(64))
-        choice = choose(self._view.snapshot(prompt), route, self._policy)
-        least_s = first_token_s(choice.terms, waiting=False) or 0.0
+        least_s = await self._placer.least_ttft_s(prompt, longest.max_tokens or 1)
         return dataclasses.replace(ask, least_ttft_s=least_s, waited_s=time.monotonic() - started_at)
 
 

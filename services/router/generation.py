@@ -6,31 +6,25 @@ It is an async generator; closing it (the client left) cancels at the worker at 
 import asyncio
 import dataclasses
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from services.router.admission.base import ANONYMOUS, Gate, KeyFacts, Permit, Quotas, Refusal, Shed, ShedReason
+from services.router.admission.base import ANONYMOUS, KeyFacts, Permit, Quotas, Refusal, Shed, ShedReason
 from services.router.config import RouterConfig
-from services.router.dispatch.base import SlowClient, WorkerLost
+from services.router.dispatch.base import Key, SlowClient, WorkerLost
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.recovery import Recovery
 from services.router.dispatch.stream import Batch, RequestStream
 from services.router.dispatch.submission import submission
 from services.router.metrics import Metrics
-from services.router.schedule.base import Choice, RouteRequest
-from services.router.schedule.choose import choose
-from services.router.schedule.explain import Decisions
-from services.router.schedule.filters import usable_decoders
-from services.router.schedule.limits import reply_tokens
-from services.router.schedule.predict import first_token_s
+from services.router.placing.base import Ended, Placer, TooLate, Want
+from services.router.schedule.base import Choice
 from services.router.text.reply import Piece, Reply
 from services.router.text.tokenizer import ModelText
 from services.router.view.breakers import is_fault
 from services.router.view.prompt import PromptKeys
-from services.router.view.view import Key, View
 from twinflow.contracts.errors import DeadlineExceeded, NoCapacity, TwinflowError
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, SamplingParams
@@ -90,17 +84,13 @@ class Outcome:
 
 class Generator:
     def __init__(
-        self, config: RouterConfig, text: ModelText, view: View, dispatcher: Dispatcher, metrics: Metrics, gate: Gate
+        self, config: RouterConfig, text: ModelText, placer: Placer, dispatcher: Dispatcher, metrics: Metrics
     ) -> None:
         self._config = config
-        self._gate = gate
         self._text = text
-        self._view = view
+        self._placer = placer
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._policy = config.scheduling
-        self.decisions = Decisions()
-        self._turn = 0
         self._running = 0
 
     @property
@@ -118,7 +108,7 @@ class Generator:
             while True:
                 outcome.attempts += 1
                 try:
-                    choice = outcome.choice = self._choose(job, prompt, outcome, frozenset(recovery.excluded))
+                    choice = outcome.choice = await self._place(job, prompt, outcome, frozenset(recovery.excluded))
                 except TwinflowError as e:
                     raise recovery.stranded(failure, e) if failure is not None else e from None
                 try:
@@ -129,14 +119,11 @@ class Generator:
                 except TwinflowError as e:
                     failure = e
                     recovery.failed(e, choice.decode.key, bool(outcome.sent))
-                    self._note_failure(e, choice, outcome)
+                    self._note_move(e, choice, outcome)
 
-    def _note_failure(self, error: TwinflowError, choice: Choice, outcome: Outcome) -> None:
+    def _note_move(self, error: TwinflowError, choice: Choice, outcome: Outcome) -> None:
         """The request goes on elsewhere."""
         (self._metrics.migrations if outcome.sent else self._metrics.retries).inc()
-        blamed = isinstance(error, WorkerLost) and error.culprit is not None
-        if is_fault(error) and not blamed:
-            self._view.breakers.failed(("", choice.decode.id))
         log.warning(
             "a request leaves worker %s after %d tokens: %s", choice.decode.id, len(outcome.sent), error.message
         )
@@ -161,51 +148,36 @@ class Generator:
             self._metrics.finished(result, outcome.stats, outcome.prompt_tokens, outcome.completion_tokens)
             if result == "ok" and outcome.choice is not None and outcome.stats is not None:
                 self._metrics.compare(outcome.choice, outcome.stats)
-                self._view.learn(outcome.choice, outcome.stats, outcome.completion_tokens)
             if outcome.first_token_at is not None and outcome.completion_tokens > 1:
                 rest_s = outcome.ended_at - outcome.first_token_at
                 self._metrics.tpot.observe(rest_s / (outcome.completion_tokens - 1))
 
-    def _choose(self, job: Job, prompt: PromptKeys, outcome: Outcome, excluded: frozenset[Key]) -> Choice:
-        """Of workers for the prompt and what was sent of the reply. The reply's limit is set by the first choice."""
-        self._turn += 1
-        sent = len(outcome.sent)
-        keys = prompt.extended(pack_tokens(outcome.sent)) if sent else prompt
-        snapshot = self._view.snapshot(keys)
-        route = RouteRequest(
-            model=self._config.model_name,
-            prompt_tokens=keys.tokens,
-            max_tokens=(job.max_tokens or outcome.max_tokens or 1 + sent) - sent,
-            tie_seed=random.getrandbits(64),
-            turn=self._turn,
+    async def _place(self, job: Job, prompt: PromptKeys, outcome: Outcome, excluded: frozenset[Key]) -> Choice:
+        """Workers for the prompt and what was sent of the reply. The reply's limit is set by the first choice. Raises Shed for
+        what would come too late to be worth anybody's time."""
+        sent, first = len(outcome.sent), outcome.attempts == 1
+        limit, slo_s = job.max_tokens or outcome.max_tokens, job.key.slo_ttft_s
+        want = Want(
+            id=attempt_id(job, outcome),
+            prompt=prompt.extended(pack_tokens(outcome.sent)) if sent else prompt,
+            max_tokens=limit - sent if limit else None,
+            default_tokens=job.default_tokens,
             excluded=excluded,
+            permit_id=outcome.permit.id if first and outcome.permit is not None else None,
+            slo_left_s=slo_s - (time.monotonic() - outcome.started_at) if first and slo_s is not None else None,
         )
-        if not job.max_tokens and not outcome.max_tokens:
-            records = [w.record for w in usable_decoders(snapshot, route, self._policy)]
-            max_tokens = reply_tokens(records, keys.tokens, job.default_tokens)
-            route = dataclasses.replace(route, max_tokens=max_tokens)
-        choice = choose(snapshot, route, self._policy)
-        if outcome.attempts == 1:
-            self._check_slo(job.key, choice, outcome)  # before anything is charged
+        choice = await self._placer.place(want)
+        if isinstance(choice, TooLate):
+            raise self._too_late(job.key, choice.late_s, outcome)
         outcome.max_tokens = choice.max_tokens + sent
-        self._metrics.chosen(choice)
-        self.decisions.add(attempt_id(job, outcome), keys.tokens, choice)
-        self._view.charge(attempt_id(job, outcome), choice, keys)
-        if outcome.attempts == 1 and outcome.permit is not None:
-            self._gate.placed(outcome.permit.id)
         return choice
 
-    def _check_slo(self, key: KeyFacts, choice: Choice, outcome: Outcome) -> None:
-        """A first token that would come too late is not worth anybody's time. Raises Shed."""
-        predicted_s = first_token_s(choice.terms)
-        if key.slo_ttft_s is None or predicted_s is None:
-            return
-        ttft_s = time.monotonic() - outcome.started_at + predicted_s
-        if ttft_s > key.slo_ttft_s:
-            told = f"its first token would come after {ttft_s:.2f} s, key {key.name} allows {key.slo_ttft_s:g} s"
-            self._metrics.shed_one(key.name, ShedReason.SLO)
-            quotas = outcome.permit.quotas if outcome.permit is not None else Quotas()
-            raise Shed(Refusal(told, ShedReason.SLO, key.name, ttft_s - key.slo_ttft_s, quotas))
+    def _too_late(self, key: KeyFacts, late_s: float, outcome: Outcome) -> Shed:
+        slo_s = key.slo_ttft_s or 0.0
+        told = f"its first token would come after {slo_s + late_s:.2f} s, key {key.name} allows {slo_s:g} s"
+        self._metrics.shed_one(key.name, ShedReason.SLO)
+        quotas = outcome.permit.quotas if outcome.permit is not None else Quotas()
+        return Shed(Refusal(told, ShedReason.SLO, key.name, late_s, quotas))
 
     async def _attempt(
         self, job: Job, prompt: PromptKeys, choice: Choice, outcome: Outcome, reply: Reply
@@ -214,6 +186,7 @@ class Generator:
         sampling = dataclasses.replace(job.sampling, max_tokens=outcome.max_tokens)
         root = prompt.root(choice.decode.fingerprint)
         stream: RequestStream | None = None
+        ok = broke = False
         begun, at_once = False, job.at_once and not job.stops  # a stop string must be seen at once
         try:
             if sampling.grammar is not None and GRAMMAR not in choice.decode.features:
@@ -246,16 +219,19 @@ class Generator:
                     stream.cancel()
                     await self._last_stats(stream, outcome)
                 yield piece
+            ok = True
+        except TwinflowError as e:
+            broke = is_fault(e) and not (isinstance(e, WorkerLost) and e.culprit is not None)
+            raise
         finally:
             if stream is not None:
                 outcome.stats, outcome.too_slow = stream.stats, stream.overflowed
                 stream.close()
-            self.decisions.ended(id, outcome.stats)
-            self._view.finished(id)
+            self._placer.ended(Ended(id, choice, outcome.stats, ok, broke, outcome.completion_tokens))
 
     def _begun(self, id: str, choice: Choice, outcome: Outcome) -> None:
         """A token came in this attempt."""
-        self._view.prefilled(id)
+        self._placer.begun(id)
         if outcome.first_token_at is None:
             outcome.first_token_at = time.monotonic()
             self._metrics.ttft.labels(choice.kind.value).observe(outcome.ttft_s or 0.0)

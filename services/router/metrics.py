@@ -93,6 +93,10 @@ class Metrics:
         """Reads the view at every scrape."""
         self.registry.register(_Workers(counts, entries))
 
+    def watch_index(self, index_bytes: Callable[[], int]) -> None:
+        gauge = Gauge("twinflow_router_index_bytes", "Memory of the index in use", registry=self.registry)
+        gauge.set_function(index_bytes)
+
     def watch_registry(self, up: Callable[[], bool], workers: Callable[[], int]) -> None:
         """Reads the registry at every scrape."""
         Gauge("twinflow_router_registry_up", "1 while the registry answers", registry=self.registry).set_function(up)

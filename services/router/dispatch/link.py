@@ -39,6 +39,7 @@ class LinkSettings:
     router_id: str = "router"
     times: SessionTimes = field(default_factory=SessionTimes)
     buffer_tokens: int = BUFFER_TOKENS  # per request, between worker and client
+    events: bool = True  # what workers hold is followed in the view
 
 
 class WorkerLink:
@@ -49,7 +50,7 @@ class WorkerLink:
         self._view = view
         self._settings = settings
         self._streams: dict[str, RequestStream] = {}
-        self._reports = Reports(record, view, self._streams, self.resync)
+        self._reports = Reports(record, view, self._streams, self.resync, settings.events)
         self._out: Out | None = None  # None while there is no session
 
     @property
@@ -76,7 +77,8 @@ class WorkerLink:
 
     def resync(self) -> None:
         """Asks for all of the worker's cache contents."""
-        self._send(pb.RouterMessage(resync=pb.Resync()))
+        if self._settings.events:
+            self._send(pb.RouterMessage(resync=pb.Resync()))
 
     def give_up(self, error: WorkerLost, prefill: Key | None = None) -> None:
         """Fails all requests, or those that wait for their prompt from this prefill worker."""

@@ -32,9 +32,15 @@ class Reports:
     """Of one worker incarnation. `takers` by request id; it is the caller's and changes meanwhile."""
 
     def __init__(
-        self, record: WorkerRecord, view: View, takers: Mapping[str, Taker], resync: Callable[[], None]
+        self,
+        record: WorkerRecord,
+        view: View,
+        takers: Mapping[str, Taker],
+        resync: Callable[[], None],
+        events: bool = True,
     ) -> None:
-        """`resync` asks the worker for all of its cache contents."""
+        """`resync` asks the worker for all of its cache contents; without `events` they are not followed."""
+        self._events = events
         self._record = record
         self._view = view
         self._takers = takers
@@ -59,7 +65,7 @@ class Reports:
                 taker.fail(convert.error_from_pb(output.error))
         if step.HasField("load"):
             self._view.set_load(self._record.key, convert.load_from_pb(step.load))
-        if step.events and self._view.apply(self._record.key, map(convert.event_from_pb, step.events)):
+        if self._events and step.events and self._view.apply(self._record.key, map(convert.event_from_pb, step.events)):
             log.info("cache events of worker %s have a gap: asking for a snapshot", self._record.id)
             self._resync()
 

@@ -1,6 +1,7 @@
 """The application, built from its parts; no state of its own."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp
@@ -14,7 +15,7 @@ from services.router.http.completions import completion_routes
 from services.router.http.direct import Direct
 from services.router.http.docs import docs_routes
 from services.router.http.errors import install
-from services.router.http.explain import explain_routes
+from services.router.http.explain import Newest, explain_routes
 from services.router.http.openapi import serve
 from services.router.http.ops import health_routes, longest_tokens, model_routes
 from services.router.http.refused import refused_routes
@@ -24,10 +25,16 @@ from services.router.metrics import Metrics
 from services.router.view.view import View
 
 
-def build_app(
-    api: Api, view: View, generator: Generator, metrics: Metrics, book: KeyBook, waiting: Callable[[], int]
-) -> ASGIApp:
-    """`waiting`: requests in the queue."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is told of the whole router, whichever process answers. `waiting`: requests in the queue."""
+
+    newest: Newest
+    scrape: Callable[[], Awaitable[bytes]]
+    waiting: Callable[[], int]
+
+
+def build_app(api: Api, view: View, generator: Generator, metrics: Metrics, book: KeyBook, told: Told) -> ASGIApp:
     app = FastAPI(title="Twinflow router", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
     serve(app, api.config.model_name)
     install(app, metrics, api.config.retry_after_s)
@@ -40,7 +47,7 @@ def build_app(
         refused_routes(),
     ):
         app.include_router(routes, dependencies=[Depends(known)])
-    app.include_router(explain_routes(api.config.admin_token, generator.decisions))
+    app.include_router(explain_routes(api.config.admin_token, told.newest))
     app.include_router(docs_routes())
-    app.include_router(health_routes(api.config, view, generator, metrics, waiting))
+    app.include_router(health_routes(api.config, view, generator, told.scrape, told.waiting))
     return Direct(app, generating, before=(known,))

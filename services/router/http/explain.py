@@ -1,18 +1,21 @@
 """GET /v1/internal/explain: the last decisions with their costs, for operators who have the admin token."""
 
 import hmac
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import JSONResponse, Response
 
 from services.router.http.errors import new_request_id
-from services.router.schedule.explain import Decisions
 
 MAX_SHOWN = 100
 
 
-def explain_routes(admin_token: str, decisions: Decisions) -> APIRouter:
+Newest = Callable[[int, str], Awaitable[list[dict[str, Any]]]]  # so many, of this request ("" = of all)
+
+
+def explain_routes(admin_token: str, newest: Newest) -> APIRouter:
     """Without a token there is no such page."""
     routes = APIRouter()
     if not admin_token:
@@ -26,7 +29,7 @@ def explain_routes(admin_token: str, decisions: Decisions) -> APIRouter:
         if not hmac.compare_digest(given, admin_token.encode()):
             body = {"error": _error("the admin token is missing or wrong")}
             return JSONResponse(body, status_code=401, headers={"x-request-id": new_request_id()})
-        return JSONResponse({"decisions": decisions.newest(limit, request_id)})
+        return JSONResponse({"decisions": await newest(limit, request_id)})
 
     return routes
 

@@ -1,6 +1,6 @@
 """GET: the models list, health for orchestrators, metrics."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,7 +10,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from services.router.config import RouterConfig
 from services.router.generation import Generator
 from services.router.http.api import Api
-from services.router.metrics import Metrics
 from services.router.schedule.base import NoDecodeWorker, RouteRequest
 from services.router.schedule.filters import usable_decoders
 from services.router.schedule.limits import limit_tokens
@@ -69,7 +68,11 @@ def model_routes(api: Api, view: View) -> APIRouter:
 
 
 def health_routes(
-    config: RouterConfig, view: View, generator: Generator, metrics: Metrics, waiting: Callable[[], int]
+    config: RouterConfig,
+    view: View,
+    generator: Generator,
+    scrape: Callable[[], Awaitable[bytes]],
+    waiting: Callable[[], int],
 ) -> APIRouter:
     """`waiting`: requests in the queue."""
     routes = APIRouter()
@@ -119,6 +122,6 @@ def health_routes(
 
     @routes.get("/metrics")
     async def prometheus() -> Response:
-        return PlainTextResponse(metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return PlainTextResponse(await scrape(), media_type=CONTENT_TYPE_LATEST)
 
     return routes
