@@ -84,6 +84,8 @@ class Connection(asyncio.Protocol):
     async def ask(self, request: bytes) -> Answer:
         """Until the answer has ended, in whatever way."""
         assert self._transport is not None
+        if not self.open:
+            return Answer(time.perf_counter())
         self._done = asyncio.get_running_loop().create_future()
         self._head, self._left, self._rest = bytearray(), None, b""
         self._answer = Answer(time.perf_counter(), body=bytearray() if self._keep else None)
@@ -102,7 +104,8 @@ class Connection(asyncio.Protocol):
 
     def leave(self) -> None:
         """Drops the connection at once."""
-        if self._transport is not None:
+        if self._transport is not None and self.open:
+            self.open = False
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:

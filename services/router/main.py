@@ -65,6 +65,7 @@ class Router:
                 self.registry, self.view, self.gate, self.placer, Told(self._newest, self._scrape, self._waiting)
             )
             self.front = Front(config, text, self.metrics, around, events=True)
+            self.dispatcher = self.front.dispatcher
             keys = self.front.keys
             self.metrics.watch_keys(lambda: keys.failed_reloads)
         else:

@@ -89,7 +89,7 @@ async def test_keys_come_and_go_without_a_restart_and_without_leaving_a_trace(mo
         await c.add(FakeWorker("toy"))
         assert [(await ask(c, "a")).status_code for _ in range(2)] == [200, 429]
         key_file(tmp_path, b="requests_per_min = 1")
-        await until(lambda: [key.name for key in c.router.keys._keys.by_hash.values()] == ["b"])
+        await until(lambda: [key.name for key in c.router.front.keys._keys.by_hash.values()] == ["b"])
         assert [(await ask(c, name)).status_code for name in "ab"] == [401, 200]
         assert (await ask(c, "b")).status_code == 429
         assert await metric(c, 'twinflow_router_shed_total{key="b",reason="requests_per_min"}') == 1
