@@ -27,6 +27,7 @@ from twinflow.rpc.v1 import engine_pb2_grpc as rpc
 
 BLOCK_TOKENS = 64
 HEARTBEAT_S = 0.5
+IDLE_S = 0.005  # between looks for something to do
 SCRIPT_TOKENS = 65_536
 
 
@@ -205,8 +206,12 @@ class SimWorker(rpc.WorkerServicer):
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            due = max(due + self.pacing.step_s, loop.time() - self.pacing.step_s)
-            await asyncio.sleep(max(0.0, due - loop.time()) if self.running or self._events else 0.005)
+            if not self.running and not self._events:
+                await asyncio.sleep(IDLE_S)
+                due = loop.time()
+                continue
+            due = max(due + self.pacing.step_s, loop.time())
+            await asyncio.sleep(due - loop.time())
             self._step()
 
     def _step(self) -> None:

@@ -187,7 +187,7 @@ def open_files(pid: int) -> int:
 
 
 async def run(args: argparse.Namespace) -> int:
-    plan = Plan(args.streams, args.seconds, kill_every_s=args.kill_every)
+    plan = Plan(args.streams, args.seconds, kill_every_s=args.kill_every, tokens=(20, args.max_tokens))
     router = RouterProcess(args.processes, sorted(os.sched_getaffinity(0)))
     script = Script(load_model_text(MODEL).texts.tokenizer)
     fleet = Fleet(router.grpc, script, Pacing(step_s=args.step_s, first_at_once=False), args.workers)
@@ -197,10 +197,13 @@ async def run(args: argparse.Namespace) -> int:
             await asyncio.sleep(0.05)
         before = open_files(router.pid)
         soak = Soak(plan, router.http, script, fleet)
-        running = asyncio.create_task(soak.run())
+        running, told = asyncio.create_task(soak.run()), 0
         while not running.done():
             await asyncio.wait({running}, timeout=10)
             t = soak.tally
+            for wrong in t.wrong[told:10]:
+                print("WRONG:", wrong, flush=True)
+            told = len(t.wrong)
             print(
                 f"{dict(t.ended)}, {t.kills} kills, {len(t.wrong)} wrong, {memory_mib(router.pid):.0f} MiB", flush=True
             )
@@ -215,8 +218,6 @@ async def run(args: argparse.Namespace) -> int:
         )
         print(f"longest gap of an answer: p50 {percentile(tally.gaps_s, 0.5):.2f} s, p99 {percentile(tally.gaps_s, 0.99):.2f} s, "
               f"longest of all {max(tally.gaps_s, default=0):.2f} s")  # fmt: skip
-        for wrong in tally.wrong[:10]:
-            print("WRONG:", wrong)
         return 1 if tally.wrong or fleet.running else 0
     finally:
         await fleet.stop()
@@ -230,6 +231,8 @@ def main() -> int:
     parser.add_argument("--kill-every", type=float, default=60.0, help="seconds")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--step-s", type=float, default=0.2, help="seconds between two tokens of a stream")
+    parser.add_argument("--max-tokens", type=int, default=200, help="a reply survives two kills, so that many steps should take "
+                        "less than three times as long as between two")  # fmt: skip
     parser.add_argument("--processes", type=int, default=1)
     return uvloop.run(run(parser.parse_args()))
 

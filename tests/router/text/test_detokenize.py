@@ -97,3 +97,11 @@ def test_token_texts_for_logprobs():
     ids = texts.tokenizer.encode("é").ids
     assert b"".join(texts.text_and_bytes(i)[1] for i in ids) == "é".encode()
     assert texts.text_and_bytes(10**6) == ("", b"")
+
+
+def test_ids_are_those_of_the_slow_way_with_offsets(text):
+    tokenizer = text.texts.tokenizer
+    for told in ("hello there, how are you?", "", "<|im_start|>user\nfoo<|im_end|>", "é̂€ 日本 <tool_call>\n" * 40):
+        for special in (True, False):
+            slow = tokenizer.encode(told, add_special_tokens=special).ids
+            assert text.encode_now(told, add_special_tokens=special) == slow
