@@ -33,6 +33,7 @@ class Plan:
 
     streams: int = 2000
     seconds: float = 300.0
+    ramp_s: float = 30.0  # in which clients come
     leave: float = 0.05
     slow: float = 0.02
     kill_every_s: float = 60.0
@@ -112,7 +113,7 @@ class Soak:
             self.tally.kills += 1
 
     async def _client(self, ends: float, number: int) -> None:
-        await asyncio.sleep(min(2.0, self._plan.seconds / 4) * number / self._plan.streams)
+        await asyncio.sleep(self._plan.ramp_s * number / self._plan.streams)
         connection: Connection | None = None
         while time.monotonic() < ends:
             kind = self._random.random()
@@ -121,13 +122,15 @@ class Soak:
                 if connection is not None:
                     connection.leave()
                 connection = await connect(self._address, keep=True, receive_bytes=SLOW_BYTES if slow else None)
-            await self._request(connection, "left" if kind < self._plan.leave else "slow" if slow else "whole")
+            ok = await self._request(connection, "left" if kind < self._plan.leave else "slow" if slow else "whole")
             if slow:
                 connection.leave()
+            if not ok:  # no flood of what fails at once
+                await asyncio.sleep(1.0)
         if connection is not None:
             connection.leave()
 
-    async def _request(self, connection: Connection, kind: str) -> None:
+    async def _request(self, connection: Connection, kind: str) -> bool:
         draw, plan = self._random, self._plan
         self._count += 1
         tokens = draw.randint(*plan.tokens)
@@ -149,6 +152,7 @@ class Soak:
         elif kind != "left":
             self._check(answer, what, self._script.text(pack_tokens(ids), tokens), kind)
         self.tally.ended[kind] += 1
+        return answer is not None and (answer.ok or kind == "left")
 
     async def _unless_stuck(self, asked: "asyncio.Future[Answer]", connection: Connection) -> Answer | None:
         last_s = time.perf_counter()
@@ -187,7 +191,9 @@ def open_files(pid: int) -> int:
 
 
 async def run(args: argparse.Namespace) -> int:
-    plan = Plan(args.streams, args.seconds, kill_every_s=args.kill_every, tokens=(20, args.max_tokens))
+    plan = Plan(
+        args.streams, args.seconds, ramp_s=args.ramp, kill_every_s=args.kill_every, tokens=(20, args.max_tokens)
+    )
     router = RouterProcess(args.processes, sorted(os.sched_getaffinity(0)))
     script = Script(load_model_text(MODEL).texts.tokenizer)
     fleet = Fleet(router.grpc, script, Pacing(step_s=args.step_s, first_at_once=False), args.workers)
@@ -228,6 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--ramp", type=float, default=30.0, help="seconds in which the clients come")
     parser.add_argument("--kill-every", type=float, default=60.0, help="seconds")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--step-s", type=float, default=0.2, help="seconds between two tokens of a stream")

@@ -10,7 +10,8 @@
  8. `generation` takes what has come in, detokenises it, looks for stop strings (a match cancels upstream).
  9. `http/`      writes it as JSON or server-sent events; a client that leaves cancels at D at once.
 
-`admin/` is the gRPC admin API, for operators.
+4 to 6 are one call, `placing/`, so that they happen in one place however many processes have HTTP (`processes/`). `admin/` is the
+gRPC admin API, for operators.
 
 The requests of a worker that is lost, or that makes no steps any more, go on at another one (`dispatch.recovery`), at most
 twice. Cache events and loads are hints: D's own match decides what is really computed, the view only predicts.

@@ -10,6 +10,7 @@ from tests.router.conftest import running, until
 PLAN = Plan(
     streams=100,
     seconds=5.0,
+    ramp_s=1.0,
     leave=0.05,
     slow=0.05,
     kill_every_s=1.5,
