@@ -74,6 +74,11 @@ class Fleet:
     def running(self) -> int:
         return sum(worker.running for worker in self.workers)
 
+    @property
+    def connected(self) -> bool:
+        """All of them have a session."""
+        return all(worker.connected for worker in self.workers)
+
     async def kill(self, i: int) -> None:
         """In the middle of everything."""
         await self.workers[i].stop()
@@ -109,6 +114,8 @@ class Soak:
     async def _kill(self) -> None:
         while self.tally.kills < self._plan.kills:
             await asyncio.sleep(self._plan.kill_every_s)
+            while not self._fleet.connected:  # noqa: ASYNC110 - one at a time, so that there is somebody to go on
+                await asyncio.sleep(0.05)
             await self._fleet.kill(self.tally.kills % len(self._fleet.workers))
             self.tally.kills += 1
 
@@ -199,7 +206,7 @@ async def run(args: argparse.Namespace) -> int:
     fleet = Fleet(router.grpc, script, Pacing(step_s=args.step_s, first_at_once=False), args.workers)
     try:
         await fleet.start()
-        while not all(w.connected for w in fleet.workers):  # noqa: ASYNC110
+        while not fleet.connected:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         before = open_files(router.pid)
         soak = Soak(plan, router.http, script, fleet)
