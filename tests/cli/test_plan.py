@@ -81,7 +81,7 @@ def test_a_worker_started_with_its_options_has_these_pools(
     made = as_json(capsys, folder, *sizes, "--role", role)
     load = prefill.load if role == "prefill" else decode.load
     settings = replace(load(["--model", folder, *made["options"]]).engine, role=Role(role), transport="none")
-    engine, ready = build_engine(settings, on_transfer=lambda done: None, transport=None)
+    engine, ready = build_engine(settings, on_event=lambda done: None, transport=None)
     arena, counts = made["arena"], engine.cache.counts()
     assert counts["attention"].total == counts["attention"].free == arena["blocks"]
     assert counts["state"].total == counts["state"].free == arena["slot_floor"] == 3 + 2

@@ -248,7 +248,7 @@ def test_a_worker_holds_what_was_planned(
         EngineConfig(
             model=str(folder), worker_id="w", incarnation="i", block_tokens=block_tokens, transport="none", **settings
         ),
-        on_transfer=lambda done: None,
+        on_event=lambda done: None,
         transport=None,
     )
     assert isinstance(engine.cache, HybridCache)

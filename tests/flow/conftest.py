@@ -100,14 +100,20 @@ async def run_flow(
     *,
     local_max_tokens: int = 0,
     more_decode: tuple[str, ...] = (),
+    policy: str = "cost",
     **engine: object,
 ) -> AsyncIterator[Flow]:
     """`local_max_tokens` of the router and the decode workers: by default everything goes through a hand-off. `more_decode`:
-    names of further decode workers."""
+    names of further decode workers. `policy`: of the router."""
     network = LoopbackNetwork()
     router = Router(
         RouterConfig(
-            model=str(checkpoint), served_model="toy", http_port=0, grpc_port=0, local_max_tokens=local_max_tokens
+            model=str(checkpoint),
+            served_model="toy",
+            http_port=0,
+            grpc_port=0,
+            local_max_tokens=local_max_tokens,
+            policy=policy,
         )
     )
     await router.start()

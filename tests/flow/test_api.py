@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from services.router.http.completions import CompletionFields
-from services.router.schedule.policies import policy_named
 from tests.flow.conftest import Flow, run_flow
 from tests.flow.test_flow import complete
 from tests.models.tiny import prompt
@@ -57,8 +56,8 @@ def test_no_option_is_left_out() -> None:
 
 async def test_every_option_gives_the_same_aggregated_and_disaggregated(checkpoint: Path) -> None:
     """Logprobs and all samples included; twice each, cold and with what the first time has left in the caches."""
-    async with run_flow(checkpoint) as remote, run_flow(checkpoint, local_max_tokens=4096) as local:
-        local.router.generator._policy = policy_named("least_loaded", local_max_tokens=4096)  # local wherever it may be
+    at_once = {"local_max_tokens": 4096, "policy": "least_loaded"}  # local wherever it may be
+    async with run_flow(checkpoint) as remote, run_flow(checkpoint, **at_once) as local:
         for i, (name, asked) in enumerate(ASKS.items()):
             ids = prompt(20 + i, 150)
             answers = []

@@ -6,10 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-# Read when kernels are defined, so it is set before any test module imports one. Without a GPU nothing else runs Triton.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 
 @pytest.fixture(params=[pytest.param("cpu", id="interpreter"), pytest.param("cuda", id="gpu", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:

@@ -118,7 +118,7 @@ class CompletionAnswer:
     async def body(self, jobs: Sequence[Job]) -> dict[str, Any]:
         async with self._api.entry.admitted(jobs, self._outcomes):
             done = await collect_all([self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)])
-        choices = [self._choice(i, d.text, d.tokens, d.finish) for i, d in enumerate(done)]
+        choices = [self._choice(i, self._begun(i, d.text), d.tokens, d.finish) for i, d in enumerate(done)]
         return {**self._head, "choices": choices, "usage": usage(self._outcomes, self._fields.n)} | self._stats()
 
     async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes, None]:
@@ -130,12 +130,13 @@ class CompletionAnswer:
         ]
         async with self._api.entry.admitted(jobs, self._outcomes), aclosing(merge(runs)) as pieces:
             async for i, piece in pieces:
+                text = self._begun(i, piece.text)
                 if piece.finish is None and self._fields.logprobs is None:  # almost all
-                    yield frames[i].event(piece.text)
+                    yield frames[i].event(text)
                     continue
                 running -= piece.finish is not None
                 last = not running and not with_usage
-                choice = self._choice(i, piece.text, piece.tokens, piece.finish)
+                choice = self._choice(i, text, piece.tokens, piece.finish)
                 yield event({**self._head, "choices": [choice]} | (self._stats() if last else {}))
         if with_usage:
             yield event({**self._head, "choices": [], "usage": usage(self._outcomes, self._fields.n)} | self._stats())
@@ -147,8 +148,12 @@ class CompletionAnswer:
     def headers(self) -> dict[str, str]:
         return {"x-request-id": self._head["id"]} | decision_headers(self._outcomes)
 
-    def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> dict[str, Any]:
+    def _begun(self, index: int, text: str) -> str:
+        """The prompt before the first text of a choice that echoes it."""
         text, self._echoed[index] = self._echoed[index] + text, ""
+        return text
+
+    def _choice(self, index: int, text: str, tokens: Sequence[TokenText], finish: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": self._logprobs(tokens), "finish_reason": finish}
 
     def _stats(self) -> dict[str, Any]:
