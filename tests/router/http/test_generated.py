@@ -14,7 +14,7 @@ CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
     "response_schema_conformance,negative_data_rejection,unsupported_method,allow_header_conformance"
 )
-RUNS = {"short": ("fuzzing", 20, 120), "long": ("coverage,fuzzing", 150, 2000)}
+RUNS = {"short": ("examples,fuzzing", 20, 120), "long": ("examples,coverage,fuzzing", 150, 2000)}
 
 
 @pytest.mark.parametrize(
