@@ -116,7 +116,10 @@ async def test_requests_a_minute(model_folder, tmp_path, path, stream):
         assert [h["remaining-requests"] for h in headers] == ["1", "0", "0"]
         assert {h["limit-requests"] for h in headers} == {"2"} and not any("remaining-tokens" in h for h in headers)
         assert headers[0]["reset-requests"] in ("30s", "29.9s") and headers[1]["reset-requests"] in ("1m0s", "59.9s")
-        assert answers[2].headers["retry-after"] == "30" and answers[2].headers["content-type"] == "application/json"
+        assert (
+            20 <= int(answers[2].headers["retry-after"]) <= 30
+            and answers[2].headers["content-type"] == "application/json"
+        )
         error = answers[2].json()["error"]
         assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "rate_limit_exceeded", None)
         assert error["reason"] == "requests_per_min"
@@ -381,7 +384,7 @@ async def test_the_openai_client_sees_its_own_errors(model_folder, tmp_path):
                 await client.chat.completions.create(model="toy", messages=HI, stream=True)
         assert (shed.value.code, shed.value.type) == ("rate_limit_exceeded", "rate_limit_error")
         assert shed.value.body["reason"] == "requests_per_min"
-        assert shed.value.response.headers["retry-after"] == "60"
+        assert 30 <= int(shed.value.response.headers["retry-after"]) <= 60  # less by what has passed since the first
 
 
 async def test_the_openai_client_comes_back_when_told(model_folder, tmp_path):
