@@ -57,11 +57,11 @@ class HttpProcess:
         if not reading.done():
             log.error("a part of this HTTP process has ended")
         stopping = asyncio.create_task(self.front.stop())
-        while not stopping.done():  # the owner still answers, and may be in a hurry
+        owned = not reading.done() or reading.result()
+        while owned and not stopping.done():  # the owner still answers, and may be in a hurry
             reading = reading if not reading.done() else asyncio.create_task(self._read())
             await asyncio.wait({stopping, reading}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and not reading.result():
-                break
+            owned = not reading.done() or reading.result()
         await stopping
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

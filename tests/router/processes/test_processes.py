@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import httpx
 import psutil
@@ -177,3 +179,19 @@ async def test_a_process_that_cannot_start_is_said(model_folder, monkeypatch):
     with pytest.raises(OSError, match="did not start"):
         async with running(model_folder, processes=2):
             pass
+
+
+def test_nobody_serves_without_the_owner(model_folder):
+    command = [sys.executable, "-m", "services.router.main", "--model", str(model_folder), "--processes", "2"]
+    command += ["--http-port", "0", "--grpc-port", "0", "--shutdown-s", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None and owner.stderr is not None
+        ready = owner.stdout.readline()
+        http = psutil.Process(owner.pid).children()
+        url = ready.split(", ")[1].removesuffix("/v1")
+        assert len(http) == 2 and httpx.get(f"{url}/live").status_code == 200
+        owner.kill()
+        assert psutil.wait_procs(http, timeout=30)[1] == [], "an HTTP process outlives its owner"
+        assert owner.stderr.read().count("the router's main process is gone") == 2
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/live")
