@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +42,13 @@ class Peer:
         assert self.conn.poll(60), "the peer did not start"
         self.arena: PeerArena = self.conn.recv()
         self.bytes = pattern(TOTAL, seed)
+
+    def pause(self) -> None:
+        """Returns once all of its threads stand still: until then one may serve a read yet."""
+        pid = self.process.pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        while any(t.read_text().rsplit(")", 1)[1].split()[0] != "T" for t in Path(f"/proc/{pid}/task").glob("*/stat")):
+            time.sleep(0.001)
 
     def stop(self) -> None:
         conn: Connection = self.conn
@@ -179,7 +187,7 @@ def test_a_stopped_peer_neither_hangs_the_thread_nor_writes_after_close(
     everything = plan_pull(GEOMETRY, peer.arena, [(i, i) for i in range(GEOMETRY.blocks)], [])
     reader.thread.connect(peer.arena)
     assert reader.pull("before", peer.arena, plan_pull(GEOMETRY, peer.arena, [(1, 1)], [])).ok
-    os.kill(peer.process.pid or 0, signal.SIGSTOP)
+    peer.pause()
     reader.thread.pull("stuck", peer.arena.key, everything)
     if path[0] == "tcp":
         while not reader.thread.in_flight.posts:

@@ -130,7 +130,7 @@ def test_a_stopped_peer_costs_a_generation_and_nothing_else(peers: tuple[Peer, P
         d.pull("warm-p", p.arena, 1)
         d.pull("warm-q", q.arena, 1)
         d.until(lambda: d.ok("warm-p") and d.ok("warm-q"))
-        os.kill(p.process.pid or 0, signal.SIGSTOP)
+        p.pause()
         stuck = d.pull("stuck", p.arena)
         d.until(lambda: d.thread.in_flight.posts > 0)
         time.sleep(0.3)
