@@ -5,7 +5,6 @@ import hashlib
 import time
 from pathlib import Path
 
-import openai
 import pytest
 
 from services.router.http.access import duration
@@ -20,6 +19,11 @@ REQUESTS = {
     "/v1/completions": {"model": "toy", "prompt": "hello", "max_tokens": 2},
     "/v1/responses": {"model": "toy", "input": "hi", "max_output_tokens": 2},
 }
+
+
+def seconds(told: str) -> float:
+    minutes, _, rest = told.rpartition("m")
+    return 60 * int(minutes or 0) + float(rest.removesuffix("s"))
 
 
 def key_file(folder: Path, **keys: str) -> str:
@@ -115,11 +119,9 @@ async def test_requests_a_minute(model_folder, tmp_path, path, stream):
         ]
         assert [h["remaining-requests"] for h in headers] == ["1", "0", "0"]
         assert {h["limit-requests"] for h in headers} == {"2"} and not any("remaining-tokens" in h for h in headers)
-        assert headers[0]["reset-requests"] in ("30s", "29.9s") and headers[1]["reset-requests"] in ("1m0s", "59.9s")
-        assert (
-            20 <= int(answers[2].headers["retry-after"]) <= 30
-            and answers[2].headers["content-type"] == "application/json"
-        )
+        assert [round(seconds(h["reset-requests"]), -1) for h in headers] == [30, 60, 60]  # less the test's own time
+        assert 20 <= int(answers[2].headers["retry-after"]) <= 30
+        assert answers[2].headers["content-type"] == "application/json"
         error = answers[2].json()["error"]
         assert (error["type"], error["code"], error["param"]) == ("rate_limit_error", "rate_limit_exceeded", None)
         assert error["reason"] == "requests_per_min"
@@ -367,36 +369,3 @@ async def test_tenants_share_no_prefix_unless_they_want_to(model_folder, tmp_pat
 
 
 # ---- OpenAI's client ----
-
-
-async def test_the_openai_client_sees_its_own_errors(model_folder, tmp_path):
-    async with running(model_folder, api_keys=key_file(tmp_path, a="requests_per_min = 1")) as c:
-        await c.add(FakeWorker("toy"))
-        base = {"base_url": f"{c.url}/v1", "max_retries": 0}
-        async with openai.AsyncOpenAI(api_key="wrong", **base) as client:
-            with pytest.raises(openai.AuthenticationError) as unknown:
-                await client.chat.completions.create(model="toy", messages=HI)
-        assert (unknown.value.code, unknown.value.type) == ("invalid_api_key", "invalid_request_error")
-        async with openai.AsyncOpenAI(api_key="a-key", **base) as client:
-            raw = await client.chat.completions.with_raw_response.create(model="toy", messages=HI)
-            assert raw.headers["x-ratelimit-remaining-requests"] == "0"
-            with pytest.raises(openai.RateLimitError) as shed:
-                await client.chat.completions.create(model="toy", messages=HI, stream=True)
-        assert (shed.value.code, shed.value.type) == ("rate_limit_exceeded", "rate_limit_error")
-        assert shed.value.body["reason"] == "requests_per_min"
-        assert 30 <= int(shed.value.response.headers["retry-after"]) <= 60  # less by what has passed since the first
-
-
-async def test_the_openai_client_comes_back_when_told(model_folder, tmp_path):
-    """Its own first pause would be half a second; the bucket needs one and a half."""
-    async with running(model_folder, api_keys=key_file(tmp_path, a="requests_per_min = 40")) as c:
-        worker = await c.add(FakeWorker("toy"))
-        bucket = c.router.gate
-        async with openai.AsyncOpenAI(base_url=f"{c.url}/v1", api_key="a-key", max_retries=1) as client:
-            await client.completions.create(model="toy", prompt="x", max_tokens=1)
-            state = bucket._keys["a"]
-            state._requests.take(39, time.monotonic())
-            started = time.monotonic()
-            await client.completions.create(model="toy", prompt="x", max_tokens=1)
-        assert 1.4 < time.monotonic() - started < 15
-        assert len(worker.submits) == 2 and await metric(c, "twinflow_router_http_errors_total") == 1
