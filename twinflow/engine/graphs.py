@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -21,7 +22,17 @@ PREFILL_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 PREFILL_SEQUENCES = 8  # one of them for padding, unless the tokens fill the rung
 WASTE = 1.5  # a step is not padded beyond this multiple of its tokens, except to the first rung
 
-Forward = Callable[[Fields, Shape, tuple[int, ...], SharedPrefixes | None, bool], torch.Tensor]
+class Forward(Protocol):
+    def __call__(
+        self,
+        fields: Fields,
+        shape: Shape,
+        lens: tuple[int, ...],
+        shared: SharedPrefixes | None,
+        snapshots: bool,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +98,7 @@ class StepGraphs:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                view.copy_(forward(fields, shape, lens, shared, not shape.is_decode))
+                forward(fields, shape, lens, shared, not shape.is_decode, out=view)
             return Captured(shape, buffer, graph, view, shared)
 
         for shape in reversed(ordered):  # the largest first: the others fit into its memory

@@ -226,8 +226,10 @@ class Runner:
         snapshots: bool,
         contexts: tuple[int, ...] | None = None,
         draws: int | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`contexts` None: they are known on the device alone, and the block tables have to be read in their full width."""
+        """`contexts` None: they are known on the device alone, and the block tables have to be read in their full width.
+        `out`: where the logits go."""
         tables = self.tables.table
         if contexts is not None:
             tables = tables[:, : (max(contexts) - 1) // self._block_tokens + 1]
@@ -247,7 +249,7 @@ class Runner:
             snapshots=Snapshots(fields.snapshot_rows, fields.snapshot_after) if snapshots else None,
             shared=shared,
         )
-        return self.model.forward(batch, self.arena)
+        return self.model.forward(batch, self.arena, out)
 
     def _draw(self, flight: Flight, masks: RowMasks | None) -> None:
         """Draws, leaves the tokens where the next step finds them, and marks the end of what the step queues."""

@@ -47,7 +47,8 @@ class HybridModel(Protocol):
     max_model_tokens: int
     eos_token_ids: tuple[int, ...]
 
-    def forward(self, batch: ForwardBatch, arena: Arena) -> torch.Tensor:
-        """Logits (R, vocab) fp32 for `batch.logit_rows`. Writes K/V to `kv_slots` and conv/temporal states to the slots
-        of `state_rows`; touches nothing else. Runs in stream order, without host synchronisation."""
+    def forward(self, batch: ForwardBatch, arena: Arena, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits (R, vocab) fp32 for `batch.logit_rows`, in `out` where it is given. Writes K/V to `kv_slots` and
+        conv/temporal states to the slots of `state_rows`; touches nothing else. Runs in stream order, without host
+        synchronisation."""
         ...

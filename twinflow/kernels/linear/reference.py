@@ -4,10 +4,13 @@ import torch
 import torch.nn.functional as F
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """`x @ weight.T`. x (T, in) with any row stride, weight (out, in); returns (T, out) contiguous in `dtype` (None: x's)."""
-    out = F.linear(x, weight)
-    return out if dtype is None else out.to(dtype)
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`x @ weight.T`. x (T, in) with any row stride, weight (out, in); returns (T, out) contiguous in `dtype` (None: x's),
+    written to `out` where it is given."""
+    product = F.linear(x, weight).to(dtype or x.dtype)
+    return product if out is None else out.copy_(product)
 
 
 def linear_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

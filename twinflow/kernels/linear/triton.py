@@ -19,15 +19,19 @@ EXACT_TILE = Tile(rows=64, padded=64, tokens=32, inner=32, stages=3, warps=4)
 VECTOR_ROWS = 8192  # from so many rows of the weights on, a program of the vector units takes twice as many
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """x (T, in) with any row stride, weight (out, in) contiguous."""
+    dtype = dtype or x.dtype
     if _one_token(x):
-        return _vector(x, weight, weight.shape[0], dtype or x.dtype, gated=False)
+        return _vector(x, weight, weight.shape[0], dtype, out=out)
     tile = _tile(x, weight)
-    if tile is None:
-        out = F.linear(x, weight)
-        return out if dtype is None else out.to(dtype)
-    return _matrix(x, weight, weight.shape[0], dtype or x.dtype, tile, gated=False)
+    if tile is not None:
+        return _matrix(x, weight, weight.shape[0], dtype, tile, out=out)
+    if dtype == x.dtype or not x.shape[0]:
+        return torch.mm(x, weight.t(), out=out).to(dtype)
+    return torch.mm(x, weight.t(), out_dtype=dtype, out=out)  # the sums as they are, not rounded to x's type before
 
 
 def linear_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -35,7 +39,7 @@ def linear_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     tile = None if _one_token(x) else _tile(x, weight, partial=True)
     if tile is None or tile.parts == 1:
         return linear(x, weight)
-    return _matrix(x, weight, weight.shape[0], torch.float32, tile, gated=False)
+    return _matrix(x, weight, weight.shape[0], torch.float32, tile)
 
 
 def linear_swiglu(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
@@ -73,9 +77,18 @@ def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
         raise ValueError(f"weights must be contiguous, and rows of x: strides {weight.stride()} and {x.stride()}")
 
 
-def _vector(x: torch.Tensor, weight: torch.Tensor, rows: int, dtype: torch.dtype, *, gated: bool) -> torch.Tensor:
+def _vector(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rows: int,
+    dtype: torch.dtype,
+    *,
+    gated: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     _check(x, weight)
-    out = torch.empty(1, rows, dtype=dtype, device=x.device)
+    if out is None:
+        out = torch.empty(1, rows, dtype=dtype, device=x.device)
     own, stages, warps = (8, 3, 4) if weight.shape[0] >= VECTOR_ROWS and not gated else (4, 4, 2)
     early = dependent_launch(x.device)
     _project_one[(triton.cdiv(rows, own),)](
@@ -96,13 +109,21 @@ def _vector(x: torch.Tensor, weight: torch.Tensor, rows: int, dtype: torch.dtype
 
 
 def _matrix(
-    x: torch.Tensor, weight: torch.Tensor, rows: int, dtype: torch.dtype, tile: Tile, *, gated: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rows: int,
+    dtype: torch.dtype,
+    tile: Tile,
+    *,
+    gated: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(T, rows), or (parts, T, rows) where a tile has several."""
     _check(x, weight)
     tokens, inner = x.shape
-    shape = (tokens, rows) if tile.parts == 1 else (tile.parts, tokens, rows)
-    out = torch.empty(shape, dtype=dtype, device=x.device)
+    if out is None:
+        shape = (tokens, rows) if tile.parts == 1 else (tile.parts, tokens, rows)
+        out = torch.empty(shape, dtype=dtype, device=x.device)
     token_tiles, early = triton.cdiv(tokens, tile.tokens), dependent_launch(x.device)
     _project[(triton.cdiv(rows, tile.rows) * token_tiles, tile.parts)](
         x,

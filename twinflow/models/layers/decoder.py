@@ -47,7 +47,7 @@ class Decoder:
     inv_freq: torch.Tensor | None = None
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, arena: Arena) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, arena: Arena, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits (R, vocab) fp32 for `batch.logit_rows`; K/V and states are written to the arena in place."""
         cos = sin = None
         if self.inv_freq is not None:
@@ -58,6 +58,6 @@ class Decoder:
             x, added = block(x, added, step)
         x = x.index_select(0, batch.logit_rows)
         if added is None:
-            return self.kernels.linear(self.norm(x), self.head, torch.float32)
+            return self.kernels.linear(self.norm(x), self.head, torch.float32, out)
         _, normed = self.norm.add(x, added.index_select(-2, batch.logit_rows))
-        return self.kernels.linear(normed, self.head, torch.float32)
+        return self.kernels.linear(normed, self.head, torch.float32, out)
