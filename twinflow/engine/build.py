@@ -110,6 +110,7 @@ def _model(config: EngineConfig) -> HybridModel:
         "device": config.device,
         "block_tokens": config.block_tokens,
         "state_dtype": config.state_dtype,
+        "attention": config.attention,
     }
     if config.load_format == "dummy":
         return random_model(read_json(resolve_config(config.model)), **options)

@@ -12,6 +12,7 @@ CHOICES = {
     "require_rdma": ("auto", "on", "off"),
     "cuda_graphs": ("auto", "off"),
     "load_format": ("auto", "dummy"),
+    "attention": ("auto", "cudnn", "triton"),
 }
 POSITIVE = (
     "cache_bytes",
@@ -74,6 +75,10 @@ class EngineConfig:
     steps_in_flight: int = setting(0, "steps launched before the oldest has ended; 0 = 2 on a GPU, 1 on CPU")
     cuda_graphs: str = setting(
         "auto", "auto = capture decode and small prefill steps on a GPU; off = launch every kernel"
+    )
+    attention: str = setting(
+        "auto",
+        "of long stretches of prompts on a GPU: cudnn, triton, or auto = cudnn where it can be used",
     )
     threads: int = setting(1, "of torch within one operation, on CPU")
     grammar_threads: int = setting(4, "that compile grammars and compute what they allow next, beside the steps")

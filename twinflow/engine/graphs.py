@@ -22,6 +22,7 @@ PREFILL_TOKENS = (64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 PREFILL_SEQUENCES = 8  # one of them for padding, unless the tokens fill the rung
 WASTE = 1.5  # a step is not padded beyond this multiple of its tokens, except to the first rung
 
+
 class Forward(Protocol):
     def __call__(
         self,

@@ -43,7 +43,7 @@ class KernelSet:
     gated_group_norm: Callable[..., torch.Tensor]
     sigmoid_gate: Callable[..., torch.Tensor]
     linear: Callable[..., torch.Tensor]
-    linear_parts: Callable[..., torch.Tensor]
+    linear_residual: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
     linear_swiglu: Callable[..., torch.Tensor]
     rotary_angles: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     attention_inputs: Callable[..., torch.Tensor]

@@ -2,9 +2,11 @@
 
 import importlib.util
 import logging
+from functools import partial
 
 import torch
 
+from twinflow.contracts.errors import Unsupported
 from twinflow.kernels.attention_inputs import reference as inputs
 from twinflow.kernels.base import KernelSet
 from twinflow.kernels.causal_conv1d import reference as conv
@@ -21,11 +23,22 @@ from twinflow.kernels.sampling import reference as sampling
 log = logging.getLogger(__name__)
 
 
-def select_kernels(device: str) -> KernelSet:
-    """Kernels for `device` ("cpu", "cuda:0"): Triton on an NVIDIA GPU where it is installed, else plain torch. Says which."""
+def select_kernels(device: str, attention: str = "auto") -> KernelSet:
+    """Kernels for `device` ("cpu", "cuda:0"): Triton on an NVIDIA GPU where it is installed, else plain torch. Says which.
+
+    attention: "cudnn" = that library attends to long stretches of prompts, "triton" = it does not, "auto" = where it can.
+    Raises Unsupported where "cudnn" is asked for and cannot be had; on a CPU there is nothing to choose.
+    """
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu and importlib.util.find_spec("triton") is not None:
-        kernels, why = triton_kernels(), torch.cuda.get_device_name(device)
+        from twinflow.kernels.paged_attention import cudnn
+
+        reason = cudnn.why_not(torch.device(device)) if attention != "triton" else "not asked for"
+        if attention == "cudnn" and reason:
+            raise Unsupported(f"attention=cudnn cannot be used on {device}: {reason}; use auto or triton")
+        kernels = triton_kernels(library_attention=not reason)
+        long = f"triton (cuDNN: {reason})" if reason else "cuDNN"
+        why = f"{torch.cuda.get_device_name(device)}; attention of long stretches of prompts: {long}"
     else:
         kernels, why = reference_kernels(), "triton is not installed" if on_gpu else "no GPU kernels for this device"
     log.info("kernels for %s: %s (%s)", device, kernels.name, why)
@@ -43,7 +56,7 @@ def reference_kernels() -> KernelSet:
         gated_group_norm=group_norm.gated_group_norm,
         sigmoid_gate=gating.sigmoid_gate,
         linear=linear.linear,
-        linear_parts=linear.linear_parts,
+        linear_residual=linear.linear_residual,
         linear_swiglu=linear.linear_swiglu,
         rotary_angles=rotary.rotary_angles,
         attention_inputs=inputs.attention_inputs,
@@ -57,8 +70,9 @@ def reference_kernels() -> KernelSet:
     )
 
 
-def triton_kernels() -> KernelSet:
-    """Triton everywhere. Raises ImportError where triton is missing."""
+def triton_kernels(*, library_attention: bool = False) -> KernelSet:
+    """Triton everywhere, but for the attention of very long chunks if `library_attention`. Raises ImportError where triton
+    is missing."""
     from twinflow.kernels.attention_inputs import triton as inputs
     from twinflow.kernels.causal_conv1d import triton as conv
     from twinflow.kernels.gated_delta_rule import decode as delta_decode
@@ -81,11 +95,11 @@ def triton_kernels() -> KernelSet:
         gated_group_norm=group_norm.gated_group_norm,
         sigmoid_gate=gating.sigmoid_gate,
         linear=linear.linear,
-        linear_parts=linear.linear_parts,
+        linear_residual=linear.linear_residual,
         linear_swiglu=linear.linear_swiglu,
         rotary_angles=rotary.rotary_angles,
         attention_inputs=inputs.attention_inputs,
-        paged_attention=attention.paged_attention,
+        paged_attention=partial(attention.paged_attention, library=library_attention),
         causal_conv1d=conv.causal_conv1d,
         gated_delta=delta.gated_delta,
         gated_delta_decode=delta_decode.gated_delta_decode,

@@ -29,13 +29,14 @@ def load_model(
     device: str = "cpu",
     block_tokens: int = 64,
     state_dtype: str = "float32",
+    attention: str = "auto",
 ) -> HybridModel:
     """Loads a model from a Hugging Face folder or hub id.
 
     dtype: "auto" (as the config says, else as stored), "float32", "bfloat16" or "float16": of weights, activations, K/V
-    and conv states. state_dtype: of temporal states. Raises ModelError for a missing folder, an unsupported
-    architecture and missing or misshapen tensors; Unsupported, by name, for features that are not built (experts,
-    quantised weights).
+    and conv states. state_dtype: of temporal states. attention: as `select_kernels` has it. Raises ModelError for a missing
+    folder, an unsupported architecture and missing or misshapen tensors; Unsupported, by name, for features that are not
+    built (experts, quantised weights).
     """
     checkpoint = Checkpoint.open(resolve_folder(path_or_id))
     config = checkpoint.config
@@ -45,7 +46,7 @@ def load_model(
     weights = CheckpointWeights(checkpoint, TORCH_DTYPES[options.dtype], device)
     eos = eos_token_ids(config, checkpoint.generation_config)
     with torch.inference_mode():
-        return family.build(config, weights, layout, eos, select_kernels(device), device)
+        return family.build(config, weights, layout, eos, select_kernels(device, attention), device)
 
 
 def describe_layout(
@@ -71,6 +72,7 @@ def random_model(
     device: str = "cpu",
     block_tokens: int = 64,
     state_dtype: str = "float32",
+    attention: str = "auto",
     seed: int = 0,
 ) -> HybridModel:
     """A model of this config with seeded random weights: for measuring without a checkpoint. Its text is noise."""
@@ -81,7 +83,9 @@ def random_model(
     layout = family.layout(config, options, model_id)
     weights = RandomWeights(TORCH_DTYPES[options.dtype], device, seed)
     with torch.inference_mode():
-        return family.build(config, weights, layout, eos_token_ids(config, {}), select_kernels(device), device)
+        return family.build(
+            config, weights, layout, eos_token_ids(config, {}), select_kernels(device, attention), device
+        )
 
 
 def family_of(config: dict[str, Any], families: dict[str, Family]) -> Family:

@@ -26,8 +26,9 @@ class Step:
 class Mixer(Protocol):
     """What sits inside a residual block: attention, a state layer or an MLP. May update the step's cache in place."""
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """(T, hidden) -> (T, hidden), same dtype; or parts (P, T, hidden) fp32 that add up to it."""
+    def __call__(self, x: torch.Tensor, step: Step, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x (T, hidden), normed; residual (T, hidden). Returns the residual and what is to be added to it, as
+        `KernelSet.linear_residual` does."""
         ...
 
 

@@ -77,16 +77,33 @@ def test_no_tokens(device: str) -> None:
 
 @pytest.mark.parametrize("tokens", [2, 17, 64, 100])
 @pytest.mark.parametrize(("rows", "inner"), [(64, 2048), (100, 1152), (70, 128)], ids=str)
-def test_parts_add_up(tokens: int, rows: int, inner: int, device: str) -> None:
+def test_the_residual_and_what_is_added_to_it(tokens: int, rows: int, inner: int, device: str) -> None:
     torch.manual_seed(0)
     x, weight = strided(tokens, inner, torch.float16, device), weights(rows, inner, torch.float16, device)
-    parts = fast.linear_parts(x, weight)
-    expected = reference.linear(x.float(), weight.float())
+    residual = torch.randn(tokens, rows).half().to(device)
+    expected = residual.float() + reference.linear(x.float(), weight.float())
+    left, added = fast.linear_residual(x, weight, residual.clone())
+    if added is None:
+        assert tokens > 64
+        assert relative_error(left, expected.half()) < HALF
+        return
+    assert left.equal(residual)
     if inner > 1000:
-        assert parts.ndim == 3 and parts.dtype == torch.float32
-        assert relative_error(parts.sum(0), expected) < 1e-4
+        assert added.ndim == 3 and added.dtype == torch.float32
+        assert relative_error(left.float() + added.sum(0), expected) < 1e-4
     else:
-        assert relative_error(parts, expected.half()) < HALF
+        assert relative_error(left + added, expected.half()) < HALF
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 65])
+def test_logits_go_where_they_are_wanted(tokens: int, device: str) -> None:
+    torch.manual_seed(0)
+    x, weight = strided(tokens, 256, torch.float16, device), weights(200, 256, torch.float16, device)
+    if device == "cpu" and tokens > 64:
+        pytest.skip("the library's product with a wider result is one of GPUs")
+    room = torch.full((tokens, 200), float("nan"), device=device)
+    assert fast.linear(x, weight, torch.float32, room).data_ptr() == room.data_ptr()
+    assert relative_error(room, reference.linear(x.float(), weight.float())) < 1e-4
 
 
 def shapes() -> pytest.MarkDecorator:

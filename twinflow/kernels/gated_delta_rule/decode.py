@@ -14,8 +14,6 @@ import triton.language as tl
 from twinflow.kernels.dependent_launch import dependent_launch, let_next_start, wait_for_previous
 from twinflow.kernels.triton_tools import power_of_2, sigmoid, softplus
 
-PIECE = 32  # columns: with four fp32 to a thread, a fourth of a warp's lanes
-
 
 def gated_delta_decode(
     mixed: torch.Tensor,
@@ -76,7 +74,6 @@ def gated_delta_decode(
         V=v_dim,
         K_WIDTH=power_of_2(k_dim),
         V_WIDTH=power_of_2(v_dim),
-        PIECE=min(PIECE, power_of_2(k_dim)),
         TAPS=taps,
         EARLY=early,
         SCALE=k_dim**-0.5,
@@ -123,7 +120,6 @@ def _decode(
     V: tl.constexpr,
     K_WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
-    PIECE: tl.constexpr,
     TAPS: tl.constexpr,
     EARLY: tl.constexpr,
     SCALE: tl.constexpr,
@@ -138,18 +134,15 @@ def _decode(
     group = head // GROUP
     token = mixed + seq * mixed_stride
     slots = conv_state + row * conv_stride
+    kc = tl.arange(0, K_WIDTH)
     vc = tl.arange(0, V_WIDTH)
-    in_v = vc < V
-    # Of the state's rows as (pieces, columns of a piece) a thread holds a part of every piece: of a sum over a row most is
-    # added up within a thread, the rest by a fourth of the lanes of its warp.
-    kc = tl.arange(0, K_WIDTH // PIECE)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
-    in_k = kc < K
-    inside = in_v[:, None, None] & in_k[None, :, :]
+    in_k, in_v = kc < K, vc < V
+    inside = in_v[:, None] & in_k[None, :]
     queries = group * K + kc  # channels
     keys = (HEADS // GROUP) * K + queries
     values = 2 * (HEADS // GROUP) * K + head * V + vc
     # Everything is asked for before anything is used.
-    place = state + row * state_stride + (head * V + vc)[:, None, None] * K + kc[None, :, :]
+    place = state + row * state_stride + (head * V + vc)[:, None] * K + kc[None, :]
     s = tl.load(place, mask=inside & known, other=0.0)
     query_before = _before(slots, queries, in_k, known, TAPS)
     key_before = _before(slots, keys, in_k, known, TAPS)
@@ -177,14 +170,14 @@ def _decode(
         tl.store(ticket, 0, mask=last)
     _shift(query_before, query_newest, slots, queries, in_k, stored & last, TAPS)
     _shift(key_before, key_newest, slots, keys, in_k, stored & last, TAPS)
-    query *= tl.rsqrt(tl.sum(tl.sum(query * query, 0), 0) + l2norm_eps) * SCALE
-    key *= tl.rsqrt(tl.sum(tl.sum(key * key, 0), 0) + l2norm_eps)
+    query *= tl.rsqrt(tl.sum(query * query, 0) + l2norm_eps) * SCALE
+    key *= tl.rsqrt(tl.sum(key * key, 0) + l2norm_eps)
     decay = tl.exp(rate * softplus(step))
     s = s.to(tl.float32)
     # Both products are taken of the state as it was, so that neither waits for the update.
-    delta = (value - decay * tl.sum(tl.sum(s * key[None, :, :], 1), 1)) * beta
-    y = decay * tl.sum(tl.sum(s * query[None, :, :], 1), 1) + delta * tl.sum(tl.sum(query * key, 0), 0)
-    s = decay * s + delta[:, None, None] * key[None, :, :]
+    delta = (value - decay * tl.sum(s * key[None, :], 1)) * beta
+    y = decay * tl.sum(s * query[None, :], 1) + delta * tl.sum(query * key, 0)
+    s = decay * s + delta[:, None] * key[None, :]
     tl.store(place, s.to(state.dtype.element_ty), mask=inside & stored)
     y *= tl.rsqrt(tl.sum(y * y, 0) / V + norm_eps) * scale * gate * sigmoid(gate)
     tl.store(out + (seq * HEADS + head) * V + vc, y.to(out.dtype.element_ty), mask=in_v)
@@ -192,27 +185,26 @@ def _decode(
 
 @triton.jit
 def _before(slots, channel, live, known, TAPS: tl.constexpr):
-    """The channels' stored inputs, oldest first: (*channels, a power of two of columns), zeros past the last."""
-    slot = tl.arange(0, triton.next_power_of_2(TAPS - 1))
-    mask = tl.expand_dims(live & known, -1) & (slot < TAPS - 1)
-    return tl.load(slots + tl.expand_dims(channel, -1) * (TAPS - 1) + slot, mask=mask, other=0.0)
+    """The channels' stored inputs, oldest first: (channels, a power of two of columns), zeros past the last."""
+    slot = tl.arange(0, triton.next_power_of_2(TAPS - 1))[None, :]
+    mask = live[:, None] & known & (slot < TAPS - 1)
+    return tl.load(slots + channel[:, None] * (TAPS - 1) + slot, mask=mask, other=0.0)
 
 
 @triton.jit
 def _convolved(before, newest, conv, channel, live, TAPS: tl.constexpr):
-    """SiLU of the convolution, fp32, of the channels' shape."""
-    tap = tl.arange(0, triton.next_power_of_2(TAPS - 1))
-    mask = tl.expand_dims(live, -1) & (tap < TAPS - 1)
-    taps = tl.load(conv + tl.expand_dims(channel, -1) * TAPS + tap, mask=mask, other=0.0)
+    """SiLU of the convolution, fp32 (channels,)."""
+    tap = tl.arange(0, triton.next_power_of_2(TAPS - 1))[None, :]
+    taps = tl.load(conv + channel[:, None] * TAPS + tap, mask=live[:, None] & (tap < TAPS - 1), other=0.0)
     last = tl.load(conv + channel * TAPS + TAPS - 1, mask=live, other=0.0)
-    y = tl.sum(before.to(tl.float32) * taps.to(tl.float32), -1) + newest.to(tl.float32) * last.to(tl.float32)
+    y = tl.sum(before.to(tl.float32) * taps.to(tl.float32), 1) + newest.to(tl.float32) * last.to(tl.float32)
     return y * sigmoid(y)
 
 
 @triton.jit
 def _shift(before, newest, slots, channel, live, stored, TAPS: tl.constexpr):
     """Stores the inputs again without the oldest, then the newest."""
-    slot = tl.arange(0, triton.next_power_of_2(TAPS - 1))
-    mask = tl.expand_dims(live & stored, -1) & (slot > 0) & (slot < TAPS - 1)
-    tl.store(slots + tl.expand_dims(channel, -1) * (TAPS - 1) + slot - 1, before, mask=mask)
+    slot = tl.arange(0, triton.next_power_of_2(TAPS - 1))[None, :]
+    mask = live[:, None] & stored & (slot > 0) & (slot < TAPS - 1)
+    tl.store(slots + channel[:, None] * (TAPS - 1) + slot - 1, before, mask=mask)
     tl.store(slots + channel * (TAPS - 1) + TAPS - 2, newest.to(slots.dtype.element_ty), mask=live & stored)

@@ -13,9 +13,12 @@ def linear(
     return product if out is None else out.copy_(product)
 
 
-def linear_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`x @ weight.T` for a reader that can sum up: (T, out) like x, or parts of it (P, T, out) fp32."""
-    return F.linear(x, weight)
+def linear_residual(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`residual + x @ weight.T`, as a sum or for a reader that can sum up: the residual (T, out), and what is to be added to
+    it: None, (T, out) like x, or parts of it (P, T, out) fp32. The residual may be written in place."""
+    return residual, F.linear(x, weight)
 
 
 def linear_swiglu(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:

@@ -34,12 +34,16 @@ def linear(
     return torch.mm(x, weight.t(), out_dtype=dtype, out=out)  # the sums as they are, not rounded to x's type before
 
 
-def linear_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x (T, in) with any row stride, weight (out, in) contiguous."""
-    tile = None if _one_token(x) else _tile(x, weight, partial=True)
-    if tile is None or tile.parts == 1:
-        return linear(x, weight)
-    return _matrix(x, weight, weight.shape[0], torch.float32, tile)
+def linear_residual(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x (T, in) with any row stride, weight (out, in) and residual (T, out) contiguous."""
+    if _one_token(x):
+        return residual, _vector(x, weight, weight.shape[0], x.dtype)
+    tile = _tile(x, weight, partial=True)
+    if tile is None:
+        return torch.addmm(residual, x, weight.t(), out=residual), None
+    return residual, _matrix(x, weight, weight.shape[0], x.dtype if tile.parts == 1 else torch.float32, tile)
 
 
 def linear_swiglu(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:

@@ -28,5 +28,5 @@ class SizedExperts:
     weights: tuple[torch.Tensor, ...]
     live: int
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Step, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise Unsupported("mixtures of experts are not supported; only dense models are")

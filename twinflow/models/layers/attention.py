@@ -25,7 +25,7 @@ class Attention:
     q_norm: HeadNorm | None = None
     k_norm: HeadNorm | None = None
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Step, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         ops, batch, tokens = self.kernels, step.batch, x.shape[0]
         width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
         parts = ops.linear(x, self.qkv).split([width, width * self.gated, kv_width, kv_width], dim=-1)
@@ -50,4 +50,4 @@ class Attention:
             shared=batch.shared,
             host_contexts=batch.host_contexts,
         ).view(tokens, width)
-        return ops.linear_parts(y, self.out)
+        return ops.linear_residual(y, self.out, residual)

@@ -16,8 +16,8 @@ from twinflow.models.step import Mixer, Norm, Step
 class ResidualBlock:
     """`x + mixer(norm(x))`; one for each mixer and each MLP of the model.
 
-    The sum is left to the norm that comes next, which reads it anyway: blocks hand on `x` and what is to be added to it,
-    whole or in parts.
+    The sum is made by the mixer's last product, or left to the norm that comes next, which reads it anyway: blocks hand on
+    `x` and what is still to be added to it, whole, in parts or nothing.
     """
 
     norm: Norm
@@ -27,7 +27,7 @@ class ResidualBlock:
         self, x: torch.Tensor, added: torch.Tensor | None, step: Step
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         x, normed = (x, self.norm(x)) if added is None else self.norm.add(x, added)
-        return x, self.mixer(normed, step)
+        return self.mixer(normed, step, x)
 
 
 @dataclass(slots=True)

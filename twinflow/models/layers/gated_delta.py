@@ -27,7 +27,7 @@ class GatedDelta:
     norm: torch.Tensor  # (V,)
     out: torch.Tensor  # (hidden, Hv * V)
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Step, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         ops, batch, tokens = self.kernels, step.batch, x.shape[0]
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         mixed, z, b, a = ops.linear(x, self.in_proj).split(
@@ -50,7 +50,7 @@ class GatedDelta:
                 batch.fresh,
                 self.eps,
             )
-            return ops.linear_parts(y, self.out)
+            return ops.linear_residual(y, self.out, residual)
         where = (batch.state_rows, batch.fresh, batch.cu_seqlens, batch.seq_lens)
         mixed = ops.causal_conv1d(mixed, self.conv, None, conv_state, *where, snapshots=batch.snapshots)
         q, k, v = mixed.split([keys, keys, values], dim=-1)
@@ -67,4 +67,4 @@ class GatedDelta:
             snapshots=batch.snapshots,
         )
         y = ops.gated_rms_norm(y, z.view(tokens, self.value_heads, self.value_dim), self.norm, self.eps)
-        return ops.linear_parts(y.view(tokens, values), self.out)
+        return ops.linear_residual(y.view(tokens, values), self.out, residual)

@@ -29,7 +29,7 @@ class Mamba2:
     norm: torch.Tensor  # (H * P,)
     out: torch.Tensor  # (hidden, H * P)
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Step, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         ops, batch, tokens = self.kernels, step.batch, x.shape[0]
         width, shared = self.heads * self.head_dim, self.groups * self.state_dim
         z, mixed, dt = ops.linear(x, self.in_proj).split([width, width + 2 * shared, self.heads], dim=-1)
@@ -61,6 +61,6 @@ class Mamba2:
             batch.seq_lens,
             snapshots=batch.snapshots,
         )
-        return ops.linear_parts(
-            ops.gated_group_norm(y.view(tokens, width), z, self.norm, self.groups, self.eps), self.out
+        return ops.linear_residual(
+            ops.gated_group_norm(y.view(tokens, width), z, self.norm, self.groups, self.eps), self.out, residual
         )

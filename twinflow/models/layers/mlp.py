@@ -17,8 +17,8 @@ class SwiGluMlp:
     gate_up: torch.Tensor
     down: torch.Tensor
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        return self.kernels.linear_parts(self.kernels.linear_swiglu(x, self.gate_up), self.down)
+    def __call__(self, x: torch.Tensor, step: Step, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.kernels.linear_residual(self.kernels.linear_swiglu(x, self.gate_up), self.down, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +29,5 @@ class SquaredReluMlp:
     up: torch.Tensor
     down: torch.Tensor
 
-    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        return self.kernels.linear_parts(F.relu(self.kernels.linear(x, self.up)).square(), self.down)
+    def __call__(self, x: torch.Tensor, step: Step, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.kernels.linear_residual(F.relu(self.kernels.linear(x, self.up)).square(), self.down, residual)
