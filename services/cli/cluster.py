@@ -121,12 +121,22 @@ class Cluster:
         """SIGKILL to a process and all it started, as a lost machine looks to the others."""
         self.process(name).kill_group()
 
+    def died(self) -> list[ProcessDied]:
+        """The reports of all children that ended unasked and were not started again or killed since."""
+        reports = (process.died() for process in self._processes.values())
+        return [report for report in reports if report is not None]
+
     def check(self) -> None:
         """Raises ProcessDied for the first child that ended unasked."""
-        for process in self._processes.values():
-            died = process.died()
-            if died is not None:
-                raise died
+        for report in self.died():
+            raise report
+
+    def serving(self) -> set[str]:
+        """The router if it answers, and the workers that it is connected to."""
+        try:
+            return {"router", *connected(get_json(self.base_url, "/health")[1])}
+        except (OSError, http.client.HTTPException):
+            return set()
 
     def wait_ready(
         self,
@@ -155,8 +165,7 @@ class Cluster:
     def _missing(self) -> str:
         """What the cluster lacks to be ready; empty when nothing. Raises as `get_json`."""
         if self._workers:
-            health = get_json(self.base_url, "/health")[1]
-            here = {w["id"] for w in health["workers"] if w["connected"]}
+            here = connected(get_json(self.base_url, "/health")[1])
             missing = [name for name in self._workers if name not in here]
             if missing:
                 return ", ".join(missing)
@@ -187,6 +196,11 @@ def stop_together(processes: Iterable[Process], grace_s: float) -> list[str]:
         process.send(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     return [p.name for p in members if not p.wait(deadline - time.monotonic())]
+
+
+def connected(health: Any) -> set[str]:
+    """The workers that a router has sessions with, of what its /health answered."""
+    return {w["id"] for w in health["workers"] if w["connected"]}
 
 
 def summary(body: Any) -> str:

@@ -19,10 +19,11 @@ def chunk(**fields: Any) -> bytes:
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        body = b'{"workers": []}'
         self.send_response(200)
-        self.send_header("Content-Length", "2")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(body)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import demo, up
+from services.cli import demo, supervisor, up
 from services.cli.cluster import ClusterPlan, free_ports
 from services.cli.main import main
-from services.cli.process import ProcessSpec
+from services.cli.process import ProcessDied, ProcessSpec
 from services.cli.topology import ClusterSettings
 
 HERE = Path(__file__).parent
@@ -62,19 +62,45 @@ def test_demo_fails_clearly(
 
 
 @pytest.mark.parametrize("command", [["demo"], ["up", "--model", "org/m"]], ids=lambda c: c[0])
-def test_a_dying_worker_ends_the_cluster(
+def test_a_worker_that_dies_before_the_cluster_serves_ends_it(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if command == ["demo"]:  # before it is ready
-        made = stub_plan(worker=("exit=7", "after=0.3"))
-        made = ClusterPlan(made.specs[1:], made.base_url)
-    else:
-        made = stub_plan(worker=("exit=7", "after=0.3"))
-    install(monkeypatch, made)
+    made = stub_plan(worker=("exit=7", "after=0.3"))
+    install(monkeypatch, ClusterPlan(made.specs[1:], made.base_url))
     assert main([*command, "--ready-timeout", "20"]) == 1
     seen = capfd.readouterr()
     assert "decode-0 exited with code 7" in seen.err
     assert "decode-0   | something broke" in seen.out
+
+
+def test_up_gives_up_on_a_worker_that_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.05)
+    install(monkeypatch, stub_plan(worker=("exit=7", "after=0.3")))
+    assert main(["up", "--model", "org/m", "--ready-timeout", "20", "--restarts", "2"]) == 1
+    seen = capfd.readouterr()
+    assert "twinflow: error: decode-0 exited with code 7; it has ended 3 times" in seen.err
+    assert [s for s in ("0.05", "0.1", "0.2") if f"code 7; it starts again in {s} s" in seen.out] == ["0.05", "0.1"]
+    assert "the last lines of decode-0:" in seen.out
+    assert seen.out.count("decode-0   | something broke") == 4  # as it came, three times, and once more in the end
+
+
+def test_up_stops_on_sigint_while_a_worker_waits_for_its_new_start(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, stub_plan(worker=("exit=7", "after=0.3")))
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 60.0)
+
+    class Interrupting(up.Supervisor):
+        def _on_end(self, died: ProcessDied) -> None:
+            super()._on_end(died)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(up, "Supervisor", Interrupting)
+    assert main(["up", "--model", "org/m", "--ready-timeout", "20"]) == 0
+    assert capfd.readouterr().out.rstrip().endswith("stopping ...")
 
 
 def test_up_stops_on_sigint_and_shows_how_to_call_it(
