@@ -1,7 +1,7 @@
 """Starts again what ends unasked in a cluster of `twinflow up`: after a pause that grows, and not for ever.
 
-A worker that comes back is another incarnation, so nothing of the old one is mistaken for it; routers and peers go on meanwhile as
-after any loss. What does not come to serve is given up on, with its last words.
+A worker that comes back is another incarnation, so nothing of the old one is mistaken for it; routers and peers go on meanwhile
+as after any loss. What does not come to serve is given up on, with its last words.
 """
 
 import time

@@ -33,6 +33,13 @@ def test_pods_and_containers_are_confined(manifests: Load, value_set: str) -> No
             }, container["name"]
 
 
+def test_what_ends_is_started_again(manifests: Load, value_set: str) -> None:
+    """By the kubelet, whose default is to: a worker that its transport has ended, a front that has lost its engine."""
+    for component, spec in pods(manifests(value_set, REDIS)).items():
+        expected = "Never" if component == "test" else "Always"
+        assert spec.get("restartPolicy", "Always") == expected, component
+
+
 def test_containers_have_resources(manifests: Load, value_set: str) -> None:
     for spec in pods(manifests(value_set, REDIS)).values():
         for container in containers(spec):

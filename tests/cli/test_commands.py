@@ -93,7 +93,7 @@ def test_up_stops_on_sigint_while_a_worker_waits_for_its_new_start(
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 60.0)
     monkeypatch.setattr(supervisor, "MAX_PAUSE_S", 60.0)
 
-    class Interrupting(up.Supervisor):
+    class Interrupting(supervisor.Supervisor):
         def _on_end(self, died: ProcessDied) -> None:
             super()._on_end(died)
             os.kill(os.getpid(), signal.SIGINT)
