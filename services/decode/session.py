@@ -23,6 +23,7 @@ from twinflow.node.handshake import (
 )
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import Pulse, SessionTimes, describe, listen
+from twinflow.node.stream import calling
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.convert import error_from_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -159,13 +160,12 @@ class Session:
         why = "it was closed"
         try:
             async with open_channel(self._address, self._times.hello_s) as channel:
-                call = pb_grpc.WorkerStub(channel).Handoff(aiter(self._outbox))
-                replies = aiter(call)
-                self._outbox.put(pb.HandoffRequest(hello=self._hello()))
-                self._greeted(await anext(replies))
-                if not ready.done():
-                    ready.set_result(None)
-                why = await self._listen(replies)
+                async with calling(pb_grpc.WorkerStub(channel).Handoff, self._outbox) as replies:
+                    self._outbox.put(pb.HandoffRequest(hello=self._hello()))
+                    self._greeted(await anext(replies))
+                    if not ready.done():
+                        ready.set_result(None)
+                    why = await self._listen(replies)
         except (grpc.RpcError, StopAsyncIteration, TwinflowError, OSError, ValueError) as e:
             why = describe(e) if isinstance(e, grpc.RpcError) else str(e) or "it ended the stream"
             if not ready.done():

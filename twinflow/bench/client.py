@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -16,6 +17,7 @@ from twinflow.contracts.requests import RequestStats, SamplingParams
 from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import Pulse, SessionTimes, listen
+from twinflow.node.stream import calling
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.convert import record_from_pb, sampling_to_pb, stats_from_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -52,16 +54,14 @@ class Worker:
 
     async def __aenter__(self) -> "Worker":
         """Raises grpc.RpcError while nobody serves there."""
-        self._channel = open_channel(self._address, TIMES.hello_s)
-        replies = aiter(pb_grpc.WorkerStub(self._channel).Serve(aiter(self._outbox)))
-        hello = pb.RouterHello(router_id="bench", protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX)
-        self._outbox.put(pb.RouterMessage(hello=hello))
-        try:
+        async with AsyncExitStack() as opened:
+            channel = await opened.enter_async_context(open_channel(self._address, TIMES.hello_s))
+            replies = await opened.enter_async_context(calling(pb_grpc.WorkerStub(channel).Serve, self._outbox))
+            hello = pb.RouterHello(router_id="bench", protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX)
+            self._outbox.put(pb.RouterMessage(hello=hello))
             self.record = record_from_pb((await anext(replies)).hello.record)
-        except BaseException:
-            await self._channel.close(None)
-            raise
-        self._reading = asyncio.create_task(self._listen(replies))
+            self._reading = asyncio.create_task(self._listen(replies))
+            self._opened = opened.pop_all()
         return self
 
     async def __aexit__(
@@ -69,7 +69,7 @@ class Worker:
     ) -> None:
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
-        await self._channel.close(None)
+        await self._opened.aclose()
 
     async def generate(self, prompt: np.ndarray, prefill: "Worker", max_tokens: int, within_s: float) -> Answer:
         """Raises Internal if it fails or takes longer."""

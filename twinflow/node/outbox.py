@@ -1,4 +1,4 @@
-"""Messages waiting to be written to one gRPC stream. Puts never block; what reads it is gRPC itself, by iterating."""
+"""Messages waiting to be written to one gRPC stream. Puts never block; `stream` writes them, by iterating."""
 
 import asyncio
 from collections import deque

@@ -1,7 +1,8 @@
-"""The serving half of a stream with hellos and heartbeats: what every bidirectional call of a worker has in common."""
+"""Both halves of a stream with hellos and heartbeats: what every bidirectional call from or to a worker has in common."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -13,6 +14,35 @@ from twinflow.node.pulse import Pulse, SessionTimes, kind_of, listen
 from twinflow.rpc.failure import reason_metadata
 
 M = TypeVar("M")
+
+
+@asynccontextmanager
+async def calling(method: Callable[[], Any], outbox: Outbox[Any]) -> AsyncIterator[AsyncIterator[Any]]:
+    """The dialling half: calls a bidirectional `method`, writes the outbox to it and gives what the peer says, to be iterated
+    once. The call and its writer are over when this is; what the outbox still holds then is dropped.
+
+    gRPC's own writer, which it starts when a call is given its requests, is left pending for ever by a call that fails before
+    it is connected.
+    """
+    call = method()
+    writer = asyncio.create_task(_write(call, outbox))
+    try:
+        yield aiter(call)
+    finally:
+        outbox.close()
+        call.cancel()
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+
+
+async def _write(call: Any, outbox: Outbox[Any]) -> None:
+    """Until the outbox is closed or the call is over: why it is, its reader is told."""
+    try:
+        async for message in outbox:
+            await call.write(message)
+        await call.done_writing()
+    except (grpc.RpcError, asyncio.InvalidStateError):
+        outbox.close()
 
 
 async def first_message(messages: AsyncIterator[M], times: SessionTimes) -> M:

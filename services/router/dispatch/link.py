@@ -21,6 +21,7 @@ from twinflow.contracts.workers import WorkerRecord
 from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import Pulse, SessionTimes, describe, listen
+from twinflow.node.stream import calling
 from twinflow.rpc import convert
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -105,15 +106,10 @@ class WorkerLink:
         channel = open_channel(self.record.addresses[0], self._settings.times.hello_s)
         out: Out = Outbox()
         try:
-            call = rpc.WorkerStub(channel).Serve(out.__aiter__())
-            try:
-                messages = call.__aiter__()
+            async with calling(rpc.WorkerStub(channel).Serve, out) as messages:
                 async with asyncio.timeout(self._settings.times.hello_s):
                     await self._greet(out, messages)
                 return await self._session(out, messages), True
-            finally:
-                out.close()
-                call.cancel()
         except TimeoutError:
             return f"no hello within {self._settings.times.hello_s:g} s", False
         except StopAsyncIteration:
