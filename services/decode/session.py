@@ -159,13 +159,15 @@ class Session:
     async def _run(self, ready: "asyncio.Future[None]") -> None:
         why = "it was closed"
         try:
-            async with open_channel(self._address, self._times.hello_s) as channel:
-                async with calling(pb_grpc.WorkerStub(channel).Handoff, self._outbox) as replies:
-                    self._outbox.put(pb.HandoffRequest(hello=self._hello()))
-                    self._greeted(await anext(replies))
-                    if not ready.done():
-                        ready.set_result(None)
-                    why = await self._listen(replies)
+            async with (
+                open_channel(self._address, self._times.hello_s) as channel,
+                calling(pb_grpc.WorkerStub(channel).Handoff, self._outbox) as replies,
+            ):
+                self._outbox.put(pb.HandoffRequest(hello=self._hello()))
+                self._greeted(await anext(replies))
+                if not ready.done():
+                    ready.set_result(None)
+                why = await self._listen(replies)
         except (grpc.RpcError, StopAsyncIteration, TwinflowError, OSError, ValueError) as e:
             why = describe(e) if isinstance(e, grpc.RpcError) else str(e) or "it ended the stream"
             if not ready.done():

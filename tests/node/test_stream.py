@@ -44,9 +44,12 @@ async def dial(port: int, beats: int) -> None:
     for count in range(beats):
         outbox.put(beat(count))
     with pytest.raises((grpc.RpcError, TimeoutError)):
-        async with open_channel(f"127.0.0.1:{port}", WAIT_S) as channel, asyncio.timeout(WAIT_S):
-            async with calling(rpc.WorkerStub(channel).Serve, outbox) as replies:
-                await anext(replies)
+        async with (
+            open_channel(f"127.0.0.1:{port}", WAIT_S) as channel,
+            asyncio.timeout(WAIT_S),
+            calling(rpc.WorkerStub(channel).Serve, outbox) as replies,
+        ):
+            await anext(replies)
     assert outbox.closed
 
 
@@ -91,9 +94,11 @@ async def calling_echo(last: int, outbox: Outbox[pb.RouterMessage]) -> AsyncIter
     rpc.add_WorkerServicer_to_server(Echo(last), server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    async with open_channel(f"127.0.0.1:{port}", 3.0) as channel:
-        async with calling(rpc.WorkerStub(channel).Serve, outbox) as replies:
-            yield replies
+    async with (
+        open_channel(f"127.0.0.1:{port}", 3.0) as channel,
+        calling(rpc.WorkerStub(channel).Serve, outbox) as replies,
+    ):
+        yield replies
     await server.stop(None)
 
 
@@ -113,3 +118,33 @@ async def test_closing_the_outbox_ends_the_call_after_what_it_holds() -> None:
         outbox.put(beat(2))
         outbox.close()
         assert [m.heartbeat.count async for m in replies] == [1, 2]
+
+
+class Stuck:
+    """A gRPC call that has failed before its metadata was sent: it has an end, its writes have none."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.writing = asyncio.Event()
+
+    async def write(self, message: pb.RouterMessage) -> None:
+        self.writing.set()
+        await asyncio.Event().wait()
+
+    async def __aiter__(self) -> AsyncIterator[pb.WorkerMessage]:
+        await self.writing.wait()
+        raise ConnectionError("failed to connect")
+        yield
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+async def test_a_write_without_end_ends_with_the_call() -> None:
+    call, outbox = Stuck(), Outbox[pb.RouterMessage]()
+    outbox.put(beat(1))
+    with pytest.raises(ConnectionError):
+        async with calling(lambda: call, outbox) as replies:
+            await anext(replies)
+    assert call.cancelled and outbox.closed
+    assert asyncio.all_tasks() == {asyncio.current_task()}
