@@ -21,7 +21,6 @@ from tests.chaos.report import Exit
 from tests.chaos.watch import Watch
 
 POLL_S = 0.1
-ABORTS_WITHIN_S = 20.0  # after a pause, or without a cable
 SETTINGS = {  # short, so that what a fault leaves behind is given back while the run looks
     "engine.doomed-limit-s": "1",
     "engine.generation-drain-s": "2",
@@ -88,7 +87,6 @@ class ChaosCluster:
         self._proxies = {n: Proxy(s, addresses[n], self._pids, hosts=hosts) for n, s in sockets.items()}
         self._own = {n: f"{host}:{port}" for n, (host, port) in addresses.items()}
         self._down: set[str] = set()  # killed or paused, by a fault
-        self._stopped_at: dict[str, float] = {}
         self._http = httpx.AsyncClient(base_url=made.base_url, timeout=1.0)
 
     @property
@@ -136,23 +134,19 @@ class ChaosCluster:
 
     def pause(self, name: str) -> None:
         self._down.add(name)
-        self._stopped_at[name] = time.monotonic()
         self._signal_group(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
         self._signal_group(name, signal.SIGCONT)
-        self._stopped_at[name] = time.monotonic()
         self._down.discard(name)
 
     def unplug(self, name: str) -> None:
         assert self._network is not None
-        self._stopped_at[name] = time.monotonic()
         self._network.unplug(name)
 
     def plug(self, name: str) -> None:
         assert self._network is not None
         self._network.plug(name)
-        self._stopped_at[name] = time.monotonic()
 
     def link(self, client: str, server: str) -> Link:
         return self._proxies[server].link(client)
@@ -209,7 +203,6 @@ class ChaosCluster:
             for name in self.names:
                 died = self._cluster.process(name).died()
                 if died is not None and name not in self._down:
-                    after_stop = time.monotonic() - self._stopped_at.get(name, -1e9) < ABORTS_WITHIN_S
-                    self.exits.append(Exit(name, died.code, after_stop, died.tail))
+                    self.exits.append(Exit(name, died.code, died.tail))
                     self._cluster.start(name)
             await asyncio.sleep(POLL_S)

@@ -47,6 +47,15 @@ class Exchange:
         """What the client got, be it all or the part before an error, differs from the fault-free answer."""
         return not self.right if not self.error else not self.question.text.startswith(self.text)
 
+    @property
+    def longest_wait_s(self) -> float:
+        signs = [self.began, *self.marks, *([self.ended] if self.ended else [])]
+        return max((b - a for a, b in itertools.pairwise(signs)), default=0.0)
+
+    def sign_since(self, at: float) -> bool:
+        """Something came later, or its end."""
+        return self.ended is not None or (bool(self.marks) and self.marks[-1] > at)
+
     def silence_after(self, at: float, within_s: float) -> float:
         """Seconds from `at` to the end of the longest wait that began before `at + within_s`; 0 if it was over by then."""
         signs = [self.began, *self.marks, *([self.ended] if self.ended else [])]

@@ -1,5 +1,6 @@
 """What a run has shown: the counts, the verdict on them, the table for people."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from tests.chaos.watch import Line
 # Codes of errors that say what a fault did. `internal` would be a bug, `bad_request` the load's own.
 CLEAR = frozenset({"worker_lost", "no_decode_worker", "handoff_failed", "no_capacity", "overloaded", "deadline"})
 EXPLAINS_S = 12.0  # a fault explains errors until so long after its end
+UCX_ENDS = re.compile(r"\bucp_\S+ +Fatal: ")
+SLOW_S = 5.0  # to go on, once it is noticed
 NOTICEABLE_S = 4.0  # beyond 3 s of silence
 LOOSE_NOTICE_S = 10.0  # 3 s of silence, on a machine that has other things to do
 
@@ -26,22 +29,27 @@ class Happened:
     until: float
     noticed_s: float | None = None  # the last of those who noticed; None for what was too short for anybody
     went_on_s: float = 0.0  # until the request that had to wait longest went on, or had its error
+    cut_short: bool = False  # the next fault came into that wait, which counts there
     amid_read: bool = False  # a decode worker had READs posted when the victim, a prefill worker, was stopped
     back_s: float | None = None  # from the start of a new process until it serves
 
     @property
     def recovered_s(self) -> float | None:
-        return None if self.noticed_s is None else max(0.0, self.went_on_s - self.noticed_s)
+        return None if self.noticed_s is None or self.cut_short else max(0.0, self.went_on_s - self.noticed_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A process that ended though nobody killed it."""
+    """A process that ended though nobody killed it. `tail`: its last lines."""
 
     name: str
     code: int
-    after_stop: bool  # it had just been paused or without its cable: its transport may end it then
     tail: tuple[str, ...]
+
+    @property
+    def by_transport(self) -> bool:
+        """UCX said that it ends the process."""
+        return any(UCX_ENDS.search(line) for line in self.tail)
 
 
 @dataclass(slots=True)
@@ -59,6 +67,7 @@ class Report:
     not_back: list[str] = field(default_factory=list)
     seconds: float = 0.0
     held_up_s: float = 0.0  # the longest that this process itself stood still
+    starved: float = 0.0  # share of the time in which something on this machine waited for a CPU
 
     @property
     def wrong(self) -> list[Exchange]:
@@ -69,8 +78,21 @@ class Report:
         return Counter(e.error for e in self.exchanges if e.error)
 
     @property
+    def calm_waits_s(self) -> list[float]:
+        """The longest wait of each answered request that no fault came near: what computing alone takes here."""
+        times = [(h.at, max(h.until + (h.back_s or 0.0), h.at + h.went_on_s)) for h in self.happened]
+        calm = [
+            e for e in self.exchanges if not e.error and not any(a < (e.ended or 0.0) and e.began < b for a, b in times)
+        ]
+        return sorted(e.longest_wait_s for e in calm)
+
+    @property
+    def slow(self) -> list[Happened]:
+        return [h for h in self.happened if (h.recovered_s or 0.0) > SLOW_S]
+
+    @property
     def aborts(self) -> list[Exit]:
-        return [e for e in self.exits if e.after_stop]
+        return [e for e in self.exits if e.by_transport]
 
     def defects(self) -> list[str]:
         """Everything that must not be; empty when the run is good."""
@@ -85,7 +107,7 @@ class Report:
             f"{e.error} without a fault: {e.message}" for e in self.exchanges if e.error and not self.explained(e)
         ]
         found += [f"left behind after quiet: {left}" for left in self.quiet if not left.clean]
-        found += [f"{e.name} ended with {e.code}: {' | '.join(e.tail[-5:])}" for e in self.exits if not e.after_stop]
+        found += [f"{e.name} ended with {e.code}: {' | '.join(e.tail[-5:])}" for e in self.exits if not e.by_transport]
         found += [f"{line.name} logs: {line.text}" for line in self.trouble]
         found += [f"not back: {name}" for name in self.not_back]
         found += ["no answer came through a hand-off"] if self.exchanges and not self.handed_off else []
@@ -131,6 +153,7 @@ class Report:
         errors = self.errors
         lost, hung = errors.pop(LOST, 0), errors.pop(HUNG, 0)
         last = self.quiet[-1] if self.quiet else Left()
+        recovered = present(h.recovered_s for h in self.happened)
         counts = {
             "requests": len(self.exchanges),
             "answered, equal to the fault-free answer": sum(e.right for e in self.exchanges),
@@ -147,10 +170,14 @@ class Report:
             "seconds until quiet, most": f"{max((q.after_s for q in self.quiet), default=0.0):.1f}",
             "new transfer generations": f"{self.generations} (doomed at the end: {last.doomed})",
             "faults amid a posted read": sum(h.amid_read for h in self.happened),
-            "processes ended by their transport after a pause or a pulled cable": len(self.aborts),
+            f"recoveries that took longer than {SLOW_S:g} s": f"{len(self.slow)} of {len(recovered)}",
+            "recoveries that the next fault came into, which counts them": sum(h.cut_short for h in self.happened),
+            "longest wait of a request that no fault came near: p50, p99, max": waits_text(self.calm_waits_s),
+            "processes ended by their transport": len(self.aborts),
             "processes ended otherwise, unasked": len(self.exits) - len(self.aborts),
             "errors in the logs": len(self.trouble),
             "the harness itself held up, most": f"{self.held_up_s:.1f} s",
+            "time in which something on this machine waited for a CPU": f"{self.starved:.0%}",
         }
         return ["| what | |", "| --- | ---: |", *(f"| {name} | {value} |" for name, value in counts.items())]
 
@@ -164,3 +191,11 @@ def present(times: Iterable[float | None]) -> list[float]:
 
 def p50_max(times: list[float]) -> list[str]:
     return [f"{median(times):.1f} s", f"{max(times):.1f} s"] if times else ["–", "–"]
+
+
+def waits_text(times: list[float]) -> str:
+    """Of sorted times."""
+    if not times:
+        return "–"
+    at = (times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)], times[-1])
+    return f"{', '.join(f'{t:.1f} s' for t in at)} ({len(times)} requests)"

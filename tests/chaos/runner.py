@@ -18,9 +18,12 @@ BACK_S = 90.0  # a worker loads its model and warms up, on a machine that has ot
 POINT_S = 4.0  # waiting for a request in the wanted phase
 CATCH_S = 30.0  # trying to stop a process amid a read
 STAYS_S = 0.5  # a read that is posted for so long after its source has stopped is not another worker's, nor on its way
+RECOVERED_S = 15.0  # waiting for requests to go on before the next fault
 GOES_ON_S = 10.0  # a wait that began so long after a fault, or after the next one, is not of its making
 LATEST_S = 15.0  # to notice that a process is gone
+CALM_S = 4.0  # of load alone, before each round
 AFTERWARDS_S = 1.0  # what was noticed just before the end is said just after it
+AT_ONCE = (Kind.KILL, Kind.CUT)  # noticed when it begins
 Say = Callable[[str], None]
 
 
@@ -33,7 +36,7 @@ async def run(
     log_dir: Path,
     workers: Sequence[str] = WORKERS,
     clients: int = 4,
-    round_faults: int = 10,
+    round_faults: int = 20,
     say: Say = lambda text: None,
     after_round: Callable[[], None] = lambda: None,
     network: Network | None = None,
@@ -67,6 +70,7 @@ class Runner:
         self._rng = rng
         self._say = say
         self._began = time.monotonic()
+        self._stood_s = waited_for_cpu_s()
         self._returning: list[asyncio.Task[None]] = []
 
     async def watch_itself(self) -> None:
@@ -84,7 +88,11 @@ class Runner:
 
     async def round(self, faults: Sequence[Fault]) -> None:
         self._load.start()
-        for fault in faults:
+        await asyncio.sleep(CALM_S)
+        left_to_do = list(faults)
+        while left_to_do:
+            fault = await self._next(left_to_do)
+            left_to_do.remove(fault)
             await self._one(fault)
         await asyncio.gather(*self._returning)
         self._returning.clear()
@@ -94,7 +102,17 @@ class Runner:
         self._report.quiet.append(left)
         self._say(f"quiet after {left.after_s:.1f} s: {'nothing left' if left.clean else left}")
 
+    async def _next(self, faults: Sequence[Fault]) -> Fault:
+        """The first one whose victims are there: those of others may still load their model."""
+        for fault in faults:
+            if not await self._cluster.wait_up(set(fault.victims), 0.0):
+                return fault
+        return faults[0]
+
     async def _one(self, fault: Fault) -> None:
+        if self._report.happened and not fault.overlaps:
+            await self._recovered(self._report.happened[-1])
+        await asyncio.sleep(fault.rest_s)
         missing = await self._cluster.wait_up(set(fault.victims), BACK_S)
         if missing:
             self._report.not_back += sorted(missing)
@@ -107,7 +125,14 @@ class Runner:
         await self._do(happened)
         happened.until = time.monotonic()
         self._say(f"{len(self._report.happened):4d}  {fault}, {len(affected)} requests under way")
-        await asyncio.sleep(fault.gap_s)
+
+    async def _recovered(self, before: Happened) -> None:
+        """Whoever waited when the fault was over, and long enough after its begin to be noticed, has had a sign since."""
+        over = max(before.until, before.at + (AFTERWARDS_S if before.fault.kind in AT_ONCE else 0.0))
+        await asyncio.sleep(max(0.0, over - time.monotonic()))
+        until = time.monotonic() + RECOVERED_S
+        while any(e.began < over and not e.sign_since(over) for e in self._load.open) and time.monotonic() < until:
+            await asyncio.sleep(0.05)
 
     async def _reach(self, fault: Fault) -> bool:
         """A moment with a request in the wanted phase, or `POINT_S` later whatever is. True: amid a posted read."""
@@ -172,6 +197,7 @@ class Runner:
         """What the logs and later faults tell of what has happened so far."""
         report, watch = self._report, self._cluster.watch
         report.seconds = time.monotonic() - self._began
+        report.starved = (waited_for_cpu_s() - self._stood_s) / report.seconds
         report.exchanges = [e for e in self._load.exchanges if e.ended is not None]
         report.exits = self._cluster.exits
         report.generations = len(watch.matching(GENERATION))
@@ -182,10 +208,23 @@ class Runner:
         for i, happened in enumerate(report.happened):
             later = report.happened[i + 1 :]
             happened.noticed_s = watch.noticed_s(happened.fault, happened.at, noticeable_s(happened, later))
-            until_s = min(GOES_ON_S, later[0].at - happened.at) if later else GOES_ON_S
-            there = [e for e in report.exchanges if e.began < happened.at < (e.ended or 0.0)]
-            waits = [e.silence_after(happened.at, until_s) for e in there]
+            next_s = later[0].at - happened.at if later else GOES_ON_S
+            unaware_s = happened.noticed_s or 0.0  # until then it may be asked to do something
+            there = [
+                e for e in report.exchanges if e.began < happened.at + unaware_s and happened.at < (e.ended or 0.0)
+            ]
+            waits = [e.silence_after(happened.at, min(GOES_ON_S, next_s)) for e in there]
             happened.went_on_s = max(waits, default=0.0)
+            happened.cut_short = bool(later) and happened.went_on_s > next_s
+
+
+def waited_for_cpu_s() -> float:
+    """Seconds since the start of this machine in which some task waited for a CPU; 0 where the kernel does not count them."""
+    try:
+        some = Path("/proc/pressure/cpu").read_text().splitlines()[0]
+    except OSError:
+        return 0.0
+    return int(some.rpartition("total=")[2]) / 1e6
 
 
 def noticeable_s(happened: Happened, later: Sequence[Happened]) -> float:

@@ -27,14 +27,16 @@ class Point(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`victims`: one process, or the client and server of a link. `gap_s`: rest before the next fault."""
+    """`victims`: one process, or the client and server of a link. `overlaps`: it does not wait until the requests that the
+    fault before has hit go on. `rest_s`: before it, all the same."""
 
     kind: Kind
     victims: tuple[str, ...]
     point: Point
     delay_s: float
     lasts_s: float
-    gap_s: float
+    rest_s: float
+    overlaps: bool = False
 
     @property
     def group(self) -> str:
@@ -53,6 +55,7 @@ DECK: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     *((kind, link) for kind in (Kind.STALL, Kind.CUT) for link in LINKS),
 )
 UNPLUGGED: tuple[tuple[Kind, tuple[str, ...]], ...] = ((Kind.UNPLUG, ("prefill",)), (Kind.UNPLUG, ("decode",)))
+OVERLAPPING = 0.2  # of the faults
 LASTS_S = {
     Kind.KILL: (0.1, 2.0),
     Kind.PAUSE: (0.5, 9.0),
@@ -85,7 +88,8 @@ def schedule(
                 point=rng.choice(points(kind, roles)),
                 delay_s=rng.uniform(0.0, 0.3),
                 lasts_s=rng.uniform(*LASTS_S[kind]),
-                gap_s=rng.uniform(0.5, 2.5),
+                rest_s=rng.uniform(0.1, 0.8),
+                overlaps=rng.random() < OVERLAPPING,
             )
         )
     return faults

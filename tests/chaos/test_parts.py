@@ -19,7 +19,7 @@ from tests.chaos.schedule import DECK, UNPLUGGED, WORKERS, Fault, Kind, Point, s
 from tests.chaos.watch import Line, Watch
 
 QUESTION = Question([1, 2], 3, "a b c")
-FAULT = Fault(Kind.PAUSE, ("prefill-0",), Point.ANY, 0.0, 4.0, 1.0)
+FAULT = Fault(Kind.PAUSE, ("prefill-0",), Point.ANY, delay_s=0.0, lasts_s=4.0, rest_s=1.0)
 
 
 # ---- the schedule ----
@@ -164,7 +164,7 @@ def test_a_bad_exchange_is_found(bad: Exchange, says: str) -> None:
         (lambda r: r.quiet.append(Left(doomed=1)), "left behind"),
         (lambda r: r.quiet.append(Left(leases=1)), "left behind"),
         (lambda r: r.quiet.append(Left(silent=("decode-0",))), "left behind"),
-        (lambda r: r.exits.append(Exit("decode-0", 1, False, ("why",))), "decode-0 ended with 1: why"),
+        (lambda r: r.exits.append(Exit("decode-0", 1, ("why",))), "decode-0 ended with 1: why"),
         (lambda r: r.trouble.append(Line(1.0, "decode-0", "ERROR it")), "decode-0 logs"),
         (lambda r: setattr(r, "handed_off", 0), "no answer came through a hand-off"),
         (lambda r: r.not_back.append("prefill-0"), "not back: prefill-0"),
@@ -191,11 +191,39 @@ def test_a_bad_state_is_found(change: object, says: str) -> None:
     assert [d for d in report.defects() if says in d]
 
 
-def test_an_abort_after_a_pause_counts_apart() -> None:
+def test_an_abort_of_the_transport_counts_apart() -> None:
     report = good()
-    report.exits.append(Exit("prefill-0", -6, True, ()))
+    said = "[vm:1:2:3] ucp_request.inl:356  Fatal: unexpected error: Endpoint timeout"
+    report.exits.append(Exit("prefill-0", 1, ("x", said, "the engine process died")))
     assert report.defects() == []
-    assert "| processes ended by their transport after a pause or a pulled cable | 1 |" in report.lines()
+    assert "| processes ended by their transport | 1 |" in report.lines()
+
+
+def test_a_recovery_is_counted_where_nothing_came_into_it() -> None:
+    report = good()
+    report.happened = [
+        Happened(FAULT, 1.0, 5.0, noticed_s=3.0, went_on_s=9.0),
+        Happened(FAULT, 20.0, 25.0, noticed_s=3.0, went_on_s=9.0, cut_short=True),
+    ]
+    assert [h.recovered_s for h in report.happened] == [6.0, None]
+    assert report.slow == report.happened[:1]
+    assert "| recoveries that took longer than 5 s | 1 of 1 |" in report.lines()
+
+
+def test_waits_without_a_fault_are_told_beside() -> None:
+    report = good()
+    report.happened = [Happened(FAULT, 100.0, 104.0, 3.1, went_on_s=8.0)]
+    report.exchanges = [exchange(began=90.0), exchange(began=99.5), exchange(began=107.0), exchange(began=108.5)]
+    report.exchanges[-1].marks[:] = [110.0]
+    report.exchanges[-1].ended = 110.5
+    assert report.calm_waits_s == [0.5, 1.5]
+
+
+def test_a_sign_is_a_token_or_the_end() -> None:
+    one = Exchange(QUESTION, 10.0, [11.0, 11.5])
+    assert one.sign_since(11.2) and not one.sign_since(11.5)
+    one.ended = 11.4
+    assert one.sign_since(11.5)
 
 
 def test_a_wait_is_measured_from_the_fault() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,4 +65,16 @@ async def test_the_same_tokens_as_without_a_fault(
         assert got == want
         assert usage["completion_tokens"] == NEW and usage["prompt_tokens"] == len(ids)
         assert len(set(lost)) == lose
+        await flow.clean()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_a_reply_in_a_grammar_keeps_its_place(checkpoint: Path, sampling: dict[str, Any]) -> None:
+    """Groups of three: a worker that began the grammar anew would break one of them."""
+    ids, held = prompt(4, 150), sampling | {"structured_outputs": {"regex": "([0-9a-f]{3}-){300}"}}
+    async with run_flow(checkpoint, more_decode=("e",)) as flow:
+        want, _, _ = await ask(flow, ids, 0, **held)
+        got, usage, lost = await ask(flow, ids, 1, **held)
+        assert re.fullmatch("([0-9a-f]{3}-)*[0-9a-f]{0,3}", got) and len(got) > 50
+        assert (got, usage["completion_tokens"], len(lost)) == (want, NEW, 1)
         await flow.clean()
