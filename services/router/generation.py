@@ -221,7 +221,9 @@ class Generator:
                 yield piece
             ok = True
         except TwinflowError as e:
-            broke = is_fault(e) and not (isinstance(e, WorkerLost) and e.culprit is not None)
+            broke = is_fault(e)
+            if isinstance(e, WorkerLost):  # one fault, whatever was inside, and of whom it is
+                broke, e.counted = e.culprit is None and not e.counted, True
             raise
         finally:
             if stream is not None:

@@ -6,7 +6,8 @@ Key = tuple[str, str]  # worker id, incarnation
 
 
 class WorkerLost(HandoffFailed):
-    """A worker was lost with the request inside: its session ended, or it makes no steps any more."""
+    """A worker was lost with the request inside: its session ended, or it makes no steps any more. All requests inside get the
+    same one; `counted` is set by the first that has told whoever keeps account of faults."""
 
     reason = "worker_lost"
 
@@ -14,6 +15,7 @@ class WorkerLost(HandoffFailed):
         """`culprit` if it is another worker than the one that was asked."""
         super().__init__(message, param=param)
         self.culprit = culprit
+        self.counted = False
 
 
 class SlowClient(TwinflowError):

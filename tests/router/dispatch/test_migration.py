@@ -99,6 +99,19 @@ async def test_errors_of_a_worker_are_tried_elsewhere_and_faults_are_remembered(
         assert len(failing.submits) == 3 if isinstance(error, Internal) else len(failing.submits) > 4
 
 
+async def test_a_lost_session_is_one_fault_whatever_was_inside(model_folder):
+    """A worker whose connection broke once, under load, is asked again as soon as it is back."""
+    async with running(model_folder) as c:
+        first = await dying(c, "d0", after=1)
+        first.gate = asyncio.Event()
+        inside = [asyncio.create_task(c.complete(max_tokens=2)) for _ in range(8)]
+        await until(lambda: len(first.submits) == 8)
+        await c.add(FakeWorker("toy", "d1"))
+        first.gate.set()
+        assert {(await task).status_code for task in inside} == {200}
+        assert not c.router.view.breakers.open()
+
+
 @pytest.mark.parametrize("error", [Internal("it broke"), NoCapacity("no memory")], ids=lambda e: e.reason)
 async def test_without_another_worker_the_first_error_stays(model_folder, error):
     async with running(model_folder) as c:
