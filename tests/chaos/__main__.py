@@ -18,7 +18,7 @@ from tests.chaos.load import questions
 from tests.chaos.network import Network
 from tests.chaos.report import Report
 from tests.chaos.runner import run
-from tests.chaos.schedule import DECK, UNPLUGGED, WORKERS, schedule
+from tests.chaos.schedule import DECK, SLOWED, UNPLUGGED, WORKERS, schedule
 from tests.e2e.oracle import Oracle
 
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
@@ -39,10 +39,14 @@ def main() -> int:
 
 
 def long_run(args: argparse.Namespace, network: Network | str) -> int:
+    hosts, deck = (network, (*DECK, *UNPLUGGED)) if isinstance(network, Network) else (None, DECK)
     if isinstance(network, str):
         print(f"no cables are pulled: {network}")
-    hosts = network if isinstance(network, Network) else None
-    faults = schedule(args.seed, args.faults, deck=(*DECK, *UNPLUGGED) if hosts else DECK)
+    elif network.can_be_slow():
+        deck += SLOWED
+    else:
+        print("no cable is slow: tc has no token bucket filter here")
+    faults = schedule(args.seed, args.faults, deck=deck)
     known = questions(Oracle(args.model), args.seed, 12, prompt_tokens=448, new_tokens=32)
     report = Report(args.seed)
     with tempfile.TemporaryDirectory(prefix="twinflow-chaos-") as folder:

@@ -113,6 +113,7 @@ class ChaosCluster:
             self._signal_group(name, signal.SIGCONT)
             if self._network is not None and name != "router":
                 self._network.plug(name)
+                self._network.fast(name)
         killed = await asyncio.to_thread(self._cluster.stop)
         for proxy in self._proxies.values():
             await proxy.close()
@@ -147,6 +148,14 @@ class ChaosCluster:
     def plug(self, name: str) -> None:
         assert self._network is not None
         self._network.plug(name)
+
+    def slow(self, name: str) -> None:
+        assert self._network is not None
+        self._network.slow(name)
+
+    def fast(self, name: str) -> None:
+        assert self._network is not None
+        self._network.fast(name)
 
     def link(self, client: str, server: str) -> Link:
         return self._proxies[server].link(client)

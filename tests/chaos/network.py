@@ -1,6 +1,6 @@
-"""Hosts for workers on one machine: a network namespace each, on one bridge, whose cable can be pulled.
+"""Hosts for workers on one machine: a network namespace each, on one bridge, whose cable can be pulled or made slow.
 
-What a byte proxy cannot do: everything stops at once, the sessions' connections and the READs, and nothing is reset.
+What a byte proxy cannot do: it hits everything at once, the sessions' connections and the READs, and nothing is reset.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 
 DEVICE = "eth0"  # inside a namespace
+SLOW = ("tbf", "rate", "4mbit", "burst", "32kbit", "latency", "200ms")  # a hand-off of 1.5 MB takes 3 s
 
 
 class Network:
@@ -47,6 +48,26 @@ class Network:
     def plug(self, name: str) -> None:
         ip("link", "set", self._cables[name], "up")
 
+    def slow(self, name: str) -> None:
+        """Little gets through, in both directions. Raises CalledProcessError where the kernel cannot do that."""
+        for tc, device in self._ends(name):
+            run(*tc, "qdisc", "replace", "dev", device, "root", *SLOW)
+
+    def fast(self, name: str) -> None:
+        """As before. Idempotent."""
+        for tc, device in self._ends(name):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                run(*tc, "qdisc", "del", "dev", device, "root")
+
+    def can_be_slow(self) -> bool:
+        name = next(iter(self._cables))
+        try:
+            self.slow(name)
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        self.fast(name)
+        return True
+
     def close(self) -> None:
         """Idempotent; also of what was made in part."""
         for namespace in self._namespaces.values():
@@ -54,6 +75,10 @@ class Network:
                 ip("netns", "del", namespace)
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             ip("link", "del", self._bridge)
+
+    def _ends(self, name: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+        """`tc` and the device, for either end of a cable."""
+        return (("tc",), self._cables[name]), (("tc", "-n", self._namespaces[name]), DEVICE)
 
     def _create(self) -> None:
         ip("link", "add", self._bridge, "type", "bridge")
@@ -71,5 +96,10 @@ class Network:
 
 
 def ip(*argv: str) -> None:
+    """As `run`."""
+    run("ip", *argv)
+
+
+def run(*argv: str) -> None:
     """Raises OSError where there is no such program, CalledProcessError with its words."""
-    subprocess.run(["ip", *argv], check=True, capture_output=True, text=True)
+    subprocess.run(argv, check=True, capture_output=True, text=True)

@@ -8,7 +8,7 @@ from statistics import median
 
 from tests.chaos.load import HUNG, LOST, Exchange
 from tests.chaos.quiet import Left
-from tests.chaos.schedule import Fault
+from tests.chaos.schedule import Fault, Kind
 from tests.chaos.watch import Line
 
 # Codes of errors that say what a fault did. `internal` would be a bug, `bad_request` the load's own.
@@ -67,7 +67,6 @@ class Report:
     not_back: list[str] = field(default_factory=list)
     seconds: float = 0.0
     held_up_s: float = 0.0  # the longest that this process itself stood still
-    starved: float = 0.0  # share of the time in which something on this machine waited for a CPU
 
     @property
     def wrong(self) -> list[Exchange]:
@@ -120,7 +119,7 @@ class Report:
 
     def _silent(self) -> list[tuple[str, list[Happened]]]:
         """Kinds of which nobody noticed one, though several lasted long enough."""
-        long = [h for h in self.happened if h.until - h.at > NOTICEABLE_S]
+        long = [h for h in self.happened if h.until - h.at > NOTICEABLE_S and h.fault.kind is not Kind.SLOW]
         groups = {g: [h for h in long if h.fault.group == g] for g in sorted({h.fault.group for h in long})}
         return [(g, hs) for g, hs in groups.items() if len(hs) >= 3 and all(h.noticed_s is None for h in hs)]
 
@@ -177,7 +176,6 @@ class Report:
             "processes ended otherwise, unasked": len(self.exits) - len(self.aborts),
             "errors in the logs": len(self.trouble),
             "the harness itself held up, most": f"{self.held_up_s:.1f} s",
-            "time in which something on this machine waited for a CPU": f"{self.starved:.0%}",
         }
         return ["| what | |", "| --- | ---: |", *(f"| {name} | {value} |" for name, value in counts.items())]
 

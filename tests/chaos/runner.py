@@ -70,7 +70,6 @@ class Runner:
         self._rng = rng
         self._say = say
         self._began = time.monotonic()
-        self._stood_s = waited_for_cpu_s()
         self._returning: list[asyncio.Task[None]] = []
 
     async def watch_itself(self) -> None:
@@ -184,6 +183,10 @@ class Runner:
             cluster.unplug(*fault.victims)
             await asyncio.sleep(fault.lasts_s)
             cluster.plug(*fault.victims)
+        elif fault.kind is Kind.SLOW:
+            cluster.slow(*fault.victims)
+            await asyncio.sleep(fault.lasts_s)
+            cluster.fast(*fault.victims)
         else:
             link = cluster.link(*fault.victims)
             link.stall() if fault.kind is Kind.STALL else link.cut()
@@ -197,7 +200,6 @@ class Runner:
         """What the logs and later faults tell of what has happened so far."""
         report, watch = self._report, self._cluster.watch
         report.seconds = time.monotonic() - self._began
-        report.starved = (waited_for_cpu_s() - self._stood_s) / report.seconds
         report.exchanges = [e for e in self._load.exchanges if e.ended is not None]
         report.exits = self._cluster.exits
         report.generations = len(watch.matching(GENERATION))
@@ -216,15 +218,6 @@ class Runner:
             waits = [e.silence_after(happened.at, min(GOES_ON_S, next_s)) for e in there]
             happened.went_on_s = max(waits, default=0.0)
             happened.cut_short = bool(later) and happened.went_on_s > next_s
-
-
-def waited_for_cpu_s() -> float:
-    """Seconds since the start of this machine in which some task waited for a CPU; 0 where the kernel does not count them."""
-    try:
-        some = Path("/proc/pressure/cpu").read_text().splitlines()[0]
-    except OSError:
-        return 0.0
-    return int(some.rpartition("total=")[2]) / 1e6
 
 
 def noticeable_s(happened: Happened, later: Sequence[Happened]) -> float:

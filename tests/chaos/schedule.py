@@ -11,6 +11,7 @@ class Kind(enum.StrEnum):
     PAUSE = "pause"  # SIGSTOP to front and engine, SIGCONT after `lasts_s`
     STALL = "stall"  # a link takes bytes and delivers none, as behind a switch that is gone
     CUT = "cut"  # a link's connections are reset, new ones too
+    SLOW = "slow"  # a worker's network cable carries 4 Mbit/s: reads of a prompt take seconds, nobody is lost
     UNPLUG = "unplug"  # a worker's network cable is out: sessions and READs stop, nothing is reset
 
 
@@ -55,13 +56,15 @@ DECK: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     *((kind, link) for kind in (Kind.STALL, Kind.CUT) for link in LINKS),
 )
 UNPLUGGED: tuple[tuple[Kind, tuple[str, ...]], ...] = ((Kind.UNPLUG, ("prefill",)), (Kind.UNPLUG, ("decode",)))
+SLOWED: tuple[tuple[Kind, tuple[str, ...]], ...] = ((Kind.SLOW, ("prefill",)), (Kind.SLOW, ("decode",)))
 OVERLAPPING = 0.2  # of the faults
 LASTS_S = {
     Kind.KILL: (0.1, 2.0),
     Kind.PAUSE: (0.5, 9.0),
-    Kind.STALL: (0.5, 7.0),
-    Kind.CUT: (0.2, 5.0),
-    Kind.UNPLUG: (0.5, 7.0),
+    Kind.STALL: (0.5, 6.0),
+    Kind.CUT: (0.2, 4.0),
+    Kind.SLOW: (1.0, 6.0),
+    Kind.UNPLUG: (0.5, 6.0),
 }
 
 
@@ -96,5 +99,6 @@ def schedule(
 
 
 def points(kind: Kind, roles: tuple[str, ...]) -> list[Point]:
-    """A read ends with the process that it reads from, or its cable, not with a session's link."""
-    return [p for p in Point if p is not Point.READING or roles == ("prefill",)]
+    """A read ends with the process that it reads from, or its cable, not with a session's link, and not when it is slow."""
+    amid_read = roles == ("prefill",) and kind is not Kind.SLOW
+    return [p for p in Point if p is not Point.READING or amid_read]

@@ -15,7 +15,7 @@ from tests.chaos.proxy import OTHER, Proxy, owner
 from tests.chaos.quiet import Left
 from tests.chaos.report import Exit, Happened, Report
 from tests.chaos.runner import AFTERWARDS_S, LATEST_S, noticeable_s
-from tests.chaos.schedule import DECK, UNPLUGGED, WORKERS, Fault, Kind, Point, schedule
+from tests.chaos.schedule import DECK, SLOWED, UNPLUGGED, WORKERS, Fault, Kind, Point, schedule
 from tests.chaos.watch import Line, Watch
 
 QUESTION = Question([1, 2], 3, "a b c")
@@ -38,7 +38,7 @@ def test_every_kind_comes_once_before_any_comes_again() -> None:
 
 
 def test_only_a_process_that_is_read_from_can_fail_amid_a_read() -> None:
-    deck = (*DECK, *UNPLUGGED)
+    deck = (*DECK, *UNPLUGGED, *SLOWED)
     amid = {f.group for f in schedule(1, 30 * len(deck), deck=deck) if f.point is Point.READING}
     assert amid == {"kill prefill", "pause prefill", "unplug prefill"}
 
