@@ -1,6 +1,7 @@
 """The transfer thread over the loopback: one terminal event per pull, after all of its reads are terminal."""
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -85,6 +86,41 @@ def test_posts_are_split_and_bounded_per_peer(world: World) -> None:
 def test_nothing_to_read_is_done(world: World) -> None:
     world.thread.pull("a/1", arena().key, [])
     assert world.event() == PullFinished("a/1", True)
+
+
+class Blocking:
+    """A transport whose every call takes a while, as a post over shared memory does; it notes who made it."""
+
+    def __init__(self, inner: LoopbackTransport) -> None:
+        self._inner = inner
+        self.calls: list[tuple[str, int]] = []
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._inner, name)
+        if callable(found):
+            self.calls.append((name, threading.get_ident()))
+            time.sleep(0.1)
+        return found
+
+
+def test_who_asks_never_waits_for_the_transport() -> None:
+    """The engine's loop does: whatever calls to the agent cost, they are made by one thread, and it is another one."""
+    network, events = LoopbackNetwork(), queue.Queue[PullFinished]()
+    LoopbackTransport(network, "p/1/1", bytearray(b"x" * TOTAL))
+    transport = Blocking(LoopbackTransport(network, "d/1/1", bytearray(TOTAL), AtPost()))
+    thread = TransferThread(transport, events.put, max_post_bytes=64)  # type: ignore[arg-type]
+    began = time.monotonic()
+    thread.connect(arena())
+    for i in range(5):
+        thread.pull(f"{i}/1", arena().key, [ReadRange(0, 0, 300)])
+    thread.cancel("4/1")
+    assert time.monotonic() - began < 0.1, "one call alone takes as long"
+    for _ in range(5):
+        events.get(timeout=20)
+    thread.close()
+    assert {name for name, _ in transport.calls} >= {"connect", "post", "poll", "close"}
+    (caller,) = {ident for _, ident in transport.calls}
+    assert caller != threading.get_ident()
 
 
 def test_cancel_reports_once_posted_reads_are_terminal(world: World) -> None:
