@@ -35,7 +35,12 @@ class Happened:
 
     @property
     def recovered_s(self) -> float | None:
-        return None if self.noticed_s is None or self.cut_short else max(0.0, self.went_on_s - self.noticed_s)
+        """From when it was noticed; from its end where the router stood still, who alone could tell anybody anything."""
+        if self.noticed_s is None or self.cut_short:
+            return None
+        paused_router = self.fault.kind is Kind.PAUSE and "router" in self.fault.victims
+        begins_s = max(self.noticed_s, self.until - self.at) if paused_router else self.noticed_s
+        return max(0.0, self.went_on_s - begins_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,12 @@ def test_a_recovery_is_counted_where_nothing_came_into_it() -> None:
     assert "| recoveries that took longer than 5 s | 1 of 1 |" in report.lines()
 
 
+def test_nothing_goes_on_before_a_paused_router_does() -> None:
+    paused = replace(FAULT, victims=("router",))
+    assert Happened(paused, 10.0, 16.0, noticed_s=3.0, went_on_s=6.5).recovered_s == 0.5
+    assert Happened(paused, 10.0, 12.0, noticed_s=3.0, went_on_s=6.5).recovered_s == 3.5
+
+
 def test_waits_without_a_fault_are_told_beside() -> None:
     report = good()
     report.happened = [Happened(FAULT, 100.0, 104.0, 3.1, went_on_s=8.0)]
