@@ -31,6 +31,7 @@ class Happened:
     went_on_s: float = 0.0  # until the request that had to wait longest went on, or had its error
     cut_short: bool = False  # the next fault came into that wait, which counts there
     amid_read: bool = False  # a decode worker had READs posted when the victim, a prefill worker, was stopped
+    sought_at: float | None = None  # when the wanted moment was first looked for, where that alone holds processes up
     back_s: float | None = None  # from the start of a new process until it serves
 
     @property
@@ -84,7 +85,7 @@ class Report:
     @property
     def calm_waits_s(self) -> list[float]:
         """The longest wait of each answered request that no fault came near: what computing alone takes here."""
-        times = [(h.at, max(h.until + (h.back_s or 0.0), h.at + h.went_on_s)) for h in self.happened]
+        times = [(h.sought_at or h.at, max(h.until + (h.back_s or 0.0), h.at + h.went_on_s)) for h in self.happened]
         calm = [
             e for e in self.exchanges if not e.error and not any(a < (e.ended or 0.0) and e.began < b for a, b in times)
         ]

@@ -116,10 +116,11 @@ class Runner:
         if missing:
             self._report.not_back += sorted(missing)
             return
+        sought_at = time.monotonic()
         amid_read = await self._reach(fault)
         at = time.monotonic()
         affected = self._load.open
-        happened = Happened(fault, at, at + fault.lasts_s, amid_read=amid_read)
+        happened = Happened(fault, at, at + fault.lasts_s, amid_read=amid_read, sought_at=sought_at)
         self._report.happened.append(happened)
         await self._do(happened)
         happened.until = time.monotonic()

@@ -218,8 +218,14 @@ def test_nothing_goes_on_before_a_paused_router_does() -> None:
 
 def test_waits_without_a_fault_are_told_beside() -> None:
     report = good()
-    report.happened = [Happened(FAULT, 100.0, 104.0, 3.1, went_on_s=8.0)]
-    report.exchanges = [exchange(began=90.0), exchange(began=99.5), exchange(began=107.0), exchange(began=108.5)]
+    report.happened = [Happened(FAULT, 100.0, 104.0, 3.1, went_on_s=8.0, sought_at=98.0)]
+    report.exchanges = [
+        exchange(began=90.0),
+        exchange(began=97.5),
+        exchange(began=99.5),
+        exchange(began=107.0),
+        exchange(began=108.5),
+    ]
     report.exchanges[-1].marks[:] = [110.0]
     report.exchanges[-1].ended = 110.5
     assert report.calm_waits_s == [0.5, 1.5]

@@ -49,6 +49,9 @@ class Up:
                 return pid, f"127.0.0.1:{options['port']}"
         raise AssertionError(f"{name} does not run")
 
+    def router(self) -> int:
+        return next(pid for pid in tree(self.pid)[1:] if command_of(pid)[3:4] == ["router"])
+
     def engine(self, name: str) -> int:
         """Of the worker's two processes the one with the model and the transport."""
         front = self.worker(name)[0]
@@ -169,6 +172,18 @@ def test_a_worker_that_its_transport_ended_takes_hand_offs_again(up: Up) -> None
     assert first != last
     again, stats = ask(up, "after")
     assert (again, stats["route"], stats["prefill_worker"]) == (expected, "remote", "prefill-0")
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_router_comes_back_on_its_port(up: Up) -> None:
+    """Workers find it by themselves, and are not started again."""
+    expected, _ = ask(up, "router")
+    workers = [up.worker(name)[0] for name in NAMES]
+    os.kill(up.router(), signal.SIGKILL)
+    assert wait_until(lambda: up.says("router was killed by SIGKILL; it starts again"), 5)
+    assert wait_until(up.all_serve, READY_S)
+    assert ask(up, "router")[0] == expected
+    assert [up.worker(name)[0] for name in NAMES] == workers
 
 
 def catch_read(up: Up, pids: tuple[int, int], readers: list[str]) -> bool:
