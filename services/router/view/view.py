@@ -120,8 +120,12 @@ class View:
             anonymous = dataclasses.replace(stats, prefill_worker="any")
             self._fleet[like] = self._fleet.get(like, Rates()).moved(anonymous)
         self.breakers.worked(("", choice.decode.id))
+        offered = {c.record.id: c.record.key for c in choice.candidates}
         for prefill_id in stats.faulty_prefill_workers:
-            self.breakers.failed((prefill_id, choice.decode.id))
+            if (
+                offered.get(prefill_id) in self._workers
+            ):  # the faults of one that is gone are not its next incarnation's
+                self.breakers.failed((prefill_id, choice.decode.id))
         if stats.prefill_worker:
             self.breakers.worked((stats.prefill_worker, choice.decode.id))
 

@@ -2,13 +2,17 @@
 
 import dataclasses
 
+import pytest
+
 from services.router.schedule.base import RouteRequest
 from services.router.schedule.choose import choose
 from services.router.schedule.policies import policy_named
+from services.router.view.breakers import FAULTS
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import View
 from tests.router.view.test_index import IDS, RECORD, stored
 from twinflow.contracts.hashing import pack_tokens
+from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load, Role
 
 PROMPT = PromptKeys(pack_tokens(IDS))
@@ -38,6 +42,21 @@ def test_a_burst_spreads_before_any_report_arrives():
     choices = [route(view, i) for i in range(8)]
     assert sorted(c.decode.id for c in choices) == sorted([f"d{i}" for i in range(4)] * 2)
     assert sorted(c.candidates[0].record.id for c in choices) == sorted([f"p{i}" for i in range(4)] * 2)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["the same", "another incarnation"])
+def test_faults_stay_with_their_incarnation(restarted):
+    """Requests that a dying worker has failed end after it is gone, and often after its next incarnation is there."""
+    view = view_of(record("d"), record("p", Role.PREFILL))
+    choices = [route(view, i) for i in range(FAULTS)]
+    if restarted:
+        view.remove(("p", "i"))
+        again = record("p", Role.PREFILL, incarnation="j")
+        view.put(again)
+        view.set_connected(again.key, True)
+    for choice in choices:
+        view.learn(choice, RequestStats(faulty_prefill_workers=("p",)), reply_tokens=5)
+    assert view.breakers.open() == (frozenset() if restarted else {("p", "d")})
 
 
 def test_charges_are_taken_back():
