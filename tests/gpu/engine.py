@@ -1,5 +1,6 @@
 """A whole engine on one device, driven turn by turn: what the tests of this folder compare."""
 
+import queue
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,21 @@ class Driver:
         settings = EngineConfig(
             model=str(model), worker_id="w", incarnation="1", role=Role.BOTH, device=device, transport="none", **values
         )
-        self.engine, self.ready = build_engine(settings, lambda event: None, None)
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # grammars that are ready
+        self.engine, self.ready = build_engine(settings, self._inbox.put, None)
 
     def run(self, prompts: Iterable[list[int]], tokens: int, **sampling: Any) -> list[list[int]]:
-        params = SamplingParams(**{"max_tokens": tokens, "seed": 1, "temperature": 0.0, "ignore_eos": True, **sampling})
+        prompts = list(prompts)
+        return self.run_each(prompts, tokens, [sampling] * len(prompts))
+
+    def run_each(self, prompts: list[list[int]], tokens: int, sampling: list[dict[str, Any]]) -> list[list[int]]:
+        """The same with options of its own for each."""
+        usual = {"max_tokens": tokens, "seed": 1, "temperature": 0.0, "ignore_eos": True}
         root = root_hash(self.ready.fingerprint)
-        requests = [GenerateRequest(f"r{i}", pack_tokens(p), params, root) for i, p in enumerate(prompts)]
+        requests = [
+            GenerateRequest(f"r{i}", pack_tokens(p), SamplingParams(**{**usual, **options}), root)
+            for i, (p, options) in enumerate(zip(prompts, sampling, strict=True))
+        ]
         made: dict[str, list[int]] = {r.id: [] for r in requests}
         report = self.engine.turn([base.Submit(r, Mode.LOCAL) for r in requests])
         open_ = set(made)
@@ -42,7 +52,10 @@ class Driver:
                         open_.discard(notice.id)
             if not open_:
                 return [made[r.id] for r in requests]
-            report = self.engine.turn([])
+            inbound = [] if self.engine.busy else [self._inbox.get(timeout=30)]
+            while not self._inbox.empty():
+                inbound.append(self._inbox.get())
+            report = self.engine.turn(inbound)
 
     def flush(self) -> None:
         self.engine.turn([base.Flush()])

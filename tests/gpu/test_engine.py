@@ -7,6 +7,7 @@ import torch
 
 from tests.gpu.engine import TINY, Driver
 from tests.models.tiny import Runner
+from twinflow.contracts.requests import Grammar, GrammarKind
 from twinflow.models.loader import load_model
 
 pytestmark = pytest.mark.gpu
@@ -97,6 +98,19 @@ def test_every_option_gives_the_same_however_it_is_batched(
     together = gpu.run(prompts, NEW, **options)
     assert [gpu.run([p], NEW, **options)[0] for p in prompts] == together
     assert together == Driver(TINY, "cpu").run(prompts, NEW, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_replies_in_a_grammar_and_beside_some(gpu: Driver, prompts: list[list[int]], temperature: float) -> None:
+    """Masks arrive while a step runs, draws follow it: the same tokens as on CPU, and neighbours without a grammar keep
+    theirs."""
+    free = {"temperature": temperature}
+    held = {**free, "grammar": Grammar(GrammarKind.REGEX, r"[A-Z][a-z]{2,8}( [a-z]{2,8}){6,40}\.")}
+    cpu = Driver(TINY, "cpu")
+    mixed = [held if i % 2 else free for i in range(len(prompts))]
+    expected = [cpu.run([p], NEW, **options)[0] for p, options in zip(prompts, mixed, strict=True)]
+    assert gpu.run_each(prompts, NEW, mixed) == expected
+    assert [gpu.run([p], NEW, **options)[0] for p, options in zip(prompts, mixed, strict=True)] == expected
 
 
 def test_steps_of_every_size_fit_their_graphs(prompts: list[list[int]]) -> None:
