@@ -1,13 +1,14 @@
 """The transfer thread over the loopback: one terminal event per pull, after all of its reads are terminal."""
 
+import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from twinflow.transfer.base import PeerArena, ReadRange, TransferError
+from twinflow.transfer.base import PeerArena, PeerKey, ReadRange, TransferError
 from twinflow.transfer.loopback import AtPost, LoopbackNetwork, LoopbackTransport, Manual, PostedRead
 from twinflow.transfer.thread import PullFinished, TransferThread
 
@@ -81,6 +82,43 @@ def test_posts_are_split_and_bounded_per_peer(world: World) -> None:
     assert done == PullFinished("a/1", True, "", 200, done.seconds, 4, "loopback", began=done.began)
     assert world.target[512:712] == world.source[:200]
     until(lambda: world.thread.in_flight.posts == 0)
+
+
+def test_a_read_that_stays_out_is_looked_at_ever_less_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first all the time, so that its end is seen when it is due, then once a millisecond."""
+    seen: list[float] = []
+    poll = world.transport.poll
+    monkeypatch.setattr(world.transport, "poll", lambda handle: (seen.append(time.monotonic()), poll(handle))[1])
+    world.thread.pull("a/1", arena().key, [ReadRange(0, 0, 64)])
+    (read,) = world.reads(1)
+    time.sleep(0.2)
+    read.copy()
+    read.done()
+    event = world.event()
+    first = [b - a for a, b in itertools.pairwise(seen[:4])]
+    assert min(first) < 0.5e-3
+    assert len(seen) < 450, "16 times until its age has grown by a factor of e, then every millisecond"
+    assert event.seconds > 0.2
+
+
+def test_the_time_of_a_read_is_that_of_the_transport(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the moment that it is set going until it is seen to be done: without what is made ready before, and told after."""
+    post, path = world.transport.post, world.transport.transport_in_use
+
+    def slow(key: PeerKey, ranges: Sequence[ReadRange]) -> int:
+        time.sleep(0.05)
+        handle = post(key, ranges)
+        world.manual.reads[-1].copy()
+        world.manual.reads[-1].done()
+        return handle
+
+    monkeypatch.setattr(world.transport, "post", slow)
+    monkeypatch.setattr(world.transport, "transport_in_use", lambda key: (time.sleep(0.05), path(key))[1])
+    before = time.monotonic()
+    world.thread.pull("a/1", arena().key, [ReadRange(0, 0, 64)])
+    event = world.event()
+    assert event.ok and event.began - before >= 0.05
+    assert event.seconds < 0.04
 
 
 def test_nothing_to_read_is_done(world: World) -> None:

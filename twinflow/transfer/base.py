@@ -130,6 +130,11 @@ class Transport(Protocol):
         then nothing was started."""
         ...
 
+    @property
+    def posted_s(self) -> float:
+        """When the latest `post` set its READ going (monotonic), with all lists for it made."""
+        ...
+
     def poll(self, handle: int) -> bool:
         """True = DONE, False = still running. Raises TransferError in a terminal failure."""
         ...

@@ -22,13 +22,15 @@ PathRule = Callable[[str], str]  # path as `Transport.transport_in_use` -> why i
 
 @dataclass(slots=True, eq=False)
 class Pull:
-    """`size_bytes`: of all its destinations. `doomed_at` (monotonic): given up while a post was out."""
+    """`size_bytes`: of all its destinations. Monotonic: `started` of the first post, `ended` of the latest one that is terminal,
+    `doomed_at`: given up while a post was out."""
 
     pull_id: str
     key: PeerKey
     posts: deque[list[ReadRange]]
     size_bytes: int
     started: float | None = None
+    ended: float = 0.0
     flying: int = 0
     error: str = ""
     refused: bool = False
@@ -213,17 +215,19 @@ class Generation:
             try:
                 if not self.transport.poll(post.handle):
                     continue
+                post.pull.ended = time.monotonic()
                 post.pull.bytes += post.bytes
                 post.pull.descriptors += post.descriptors
                 self._check_path(key, peer)
             except TransferError as e:
+                post.pull.ended = time.monotonic()
                 self._stop(post.pull, str(e))
-            self.transport.free(post.handle)
             peer.flying.remove(post)
             post.pull.flying -= 1
             if peer.refused:
                 self._refuse(peer, post.pull)
             self._settle(post.pull)
+            self.transport.free(post.handle)
             moved = True
         return moved
 
@@ -236,13 +240,13 @@ class Generation:
                 self._settle(pull)
                 continue
             ranges = pull.posts.popleft()
-            since = time.monotonic()
-            pull.started = pull.started or since
             try:
                 handle = self.transport.post(key, ranges)
             except TransferError as e:
                 self._stop(pull, str(e))
                 continue
+            since = self.transport.posted_s
+            pull.started = pull.started or since
             pull.flying += 1
             peer.flying.append(_Post(handle, pull, sum(r.length for r in ranges), len(ranges), since))
             moved = True
@@ -280,7 +284,7 @@ class Generation:
 
     def _end(self, pull: Pull, path: str) -> None:
         del self._pulls[pull.pull_id]
-        seconds = time.monotonic() - pull.started if pull.started is not None else 0.0
+        seconds = max(0.0, pull.ended - pull.started) if pull.started is not None else 0.0
         self._report(
             PullFinished(
                 pull.pull_id,

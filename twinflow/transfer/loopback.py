@@ -4,6 +4,7 @@ A real READ may copy at any time between its post and its terminal state, in any
 decides: `AtPoll` (default), `AtPost`, or `Manual`, where a test holds each `PostedRead` and calls `copy`, `done`, `fail`.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -148,6 +149,7 @@ class LoopbackTransport:
         self._peers: dict[PeerKey, PeerArena] = {}
         self._reads: dict[int, PostedRead] = {}
         self._posts = 0
+        self.posted_s = 0.0
         network.join(agent_name, self._memory)
 
     @property
@@ -182,6 +184,7 @@ class LoopbackTransport:
         self._posts += 1
         read = PostedRead(self._posts, key, peer.agent_name, tuple(ranges), self._network, self._memory)
         self._reads[read.handle] = read
+        self.posted_s = time.monotonic()
         self._scheduler.posted(read)
         return read.handle
 

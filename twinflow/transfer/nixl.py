@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,7 @@ class NixlTransport:
         self._done: set[int] = set()
         self._failed: dict[int, str] = {}
         self._posts = 0
+        self._posted_s = 0.0
         self._paths: list[str] = []  # distinct ones that UCX reported, in order
         ucxlog.quiet_environment()
         self._log = ucxlog.UcxLog()
@@ -118,6 +120,7 @@ class NixlTransport:
         self._posts += 1
         handle = self._posts
         self._reads[handle] = (key, xfer)
+        self._posted_s = time.monotonic()
         try:
             if agent.transfer(xfer) == "DONE":
                 self._done.add(handle)
@@ -125,6 +128,10 @@ class NixlTransport:
             # Parts may have been written already, so this is no refused post: `poll` reports it.
             self._failed[handle] = _text(e)
         return handle
+
+    @property
+    def posted_s(self) -> float:
+        return self._posted_s
 
     def poll(self, handle: int) -> bool:
         if handle in self._done:
