@@ -282,8 +282,9 @@ class Engine:
         except StepFailed as failure:
             self._step_failed(failure)
             return
+        drawing = {sequence.id for sequence, _ in drawn}
         for sequence in fed:
-            if sequence.mode is Mode.OFFER:
+            if sequence.mode is Mode.OFFER and sequence.id not in drawing:  # else the last blocks go with the end
                 self._notices += self.offers.announce(sequence)
         for sequence, one in drawn:
             self._drawn(sequence, one)

@@ -23,7 +23,7 @@ class Offers:
 
     def announce(self, sequence: Sequence) -> list[Notice]:
         """Full blocks that became readable since the last call; the reader's own (below `have_tokens`) are skipped. Called
-        when the sequence starts and whenever a step of it has ended."""
+        when the sequence starts and whenever a step of it has ended but the last one."""
         assert sequence.holding is not None
         self._keep_wanted(sequence)
         bt = sequence.chain.block_tokens
@@ -37,6 +37,7 @@ class Offers:
 
     def complete(self, sequence: Sequence) -> Prefilled:
         """The prompt is computed: the blocks not announced yet (the partial tail too) and the slot with its tag."""
+        self._keep_wanted(sequence)
         holding = sequence.holding
         assert holding is not None and holding.slot is not None and holding.position == sequence.start_tokens
         bt = sequence.chain.block_tokens
