@@ -28,7 +28,12 @@ from twinflow.transfer.base import GenerationClosed, GenerationOpened, OfferedSt
 DESCRIPTORS = "handoff_descriptors"  # ranges read
 EARLY_BYTES = "handoff_early_bytes"  # read before the peer had finished the prompt
 WAIT_S = "handoff_wait_s"  # until there was memory here
-TAIL_S = "handoff_tail_s"  # from the end of the prompt at the peer until all was read
+PULLS = "handoff_pulls"  # reads that were asked for one after the other
+# What goes by after the end of the prompt was told, part by part:
+TAIL_S = "handoff_tail_s"  # until all was read
+POST_S = "handoff_post_s"  # of that, until the last read was set going
+CONFIRM_S = "handoff_confirm_s"  # until it was confirmed
+STEP_S = "handoff_step_s"  # until the first token was drawn here
 
 
 class Mode(Enum):

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from twinflow.cache.arena import Arena
-from twinflow.cache.base import Cache
+from twinflow.cache.base import Cache, PoolCounts
 from twinflow.contracts.checkpoints import default_interval_tokens
 from twinflow.contracts.errors import Cancelled, HandoffFailed, Internal, TooLong, TwinflowError, from_reason
 from twinflow.contracts.requests import RequestStats
@@ -62,6 +62,7 @@ class Engine:
         self.pulls = Pulls(arena, cache, self.fingerprint, transfer, verify, reserve=self.waiting.add)
         self._interval_tokens = config.checkpoint_interval_tokens or default_interval_tokens(model.layout)
         self._notices: list[Notice] = []
+        self._told: tuple[Load, dict[str, PoolCounts]] | None = None  # by the newest report
         self._serving = False
 
     def close(self) -> None:
@@ -91,7 +92,10 @@ class Engine:
         if not (commands or stepped or events or self._notices):
             return None
         notices, self._notices = tuple(self._notices), []
-        return Report(notices, events, self._load(), self.cache.counts(), self.runner.work)
+        told, self._told = self._told, (self._load(), self.cache.counts())
+        if not (stepped or events or notices) and self._told == told:
+            return None
+        return Report(notices, events, *self._told, self.runner.work)
 
     # ---- commands ----
 

@@ -198,7 +198,7 @@ class Pulls:
     def _adopt(self, sequence: Sequence, tag: StateTag, checkpoint: tuple[int, StateTag] | None) -> None:
         assert sequence.holding is not None and sequence.intake is not None
         self.cache.adopt(sequence.holding, tag)
-        self.cache.commit(sequence.holding)
+        sequence.received, sequence.joined_s = True, time.monotonic()
         if checkpoint is not None:
             assert sequence.holding.checkpoint_slot == checkpoint[0]
             self.cache.store_checkpoint(sequence.holding, checkpoint[1])
@@ -218,6 +218,9 @@ class Pulls:
                 base.EARLY_BYTES: moved.early_bytes,
                 base.WAIT_S: moved.waited_s,
                 base.TAIL_S: moved.tail_s,
+                base.PULLS: moved.pulls,
+                base.POST_S: moved.began - moved.finished,
+                base.CONFIRM_S: sequence.joined_s - moved.finished - moved.tail_s,
             },
         )
 

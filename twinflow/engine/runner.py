@@ -185,7 +185,10 @@ class Runner:
     def _advance(self, sequence: Sequence, part: Part) -> None:
         assert sequence.holding is not None
         self.cache.advance(sequence.holding, part.tokens)
-        self.cache.commit(sequence.holding)
+        if sequence.received:  # a long prompt's blocks take longer to publish than a step: after its next token, beside a step
+            sequence.received = False
+        else:
+            self.cache.commit(sequence.holding)
         if part.snapshot is not None:
             self.cache.close_snapshot(sequence.holding)
         if sequence.holding.position == sequence.cut:

@@ -9,7 +9,7 @@ from twinflow.contracts.checkpoints import CheckpointKind, checkpoint_positions
 from twinflow.contracts.errors import BadRequest, Internal, TwinflowError
 from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain, unpack_tokens
 from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample, TokenLogprobs
-from twinflow.engine.base import Matched, Mode, Submit
+from twinflow.engine.base import STEP_S, Matched, Mode, Submit
 from twinflow.engine.sampling import Drawn, ending_ids
 from twinflow.grammar.guide import Guide
 from twinflow.kernels.base import STATE_CHUNK_TOKENS
@@ -58,6 +58,8 @@ class Sequence:
     preemptions: int = 0
     handoffs: int = 0  # begun so far
     recovered_tokens: int = 0
+    received: bool = False  # CLAIM: adopted from a peer, no step of it has landed since, its blocks are not published yet
+    joined_s: float = 0.0  # CLAIM: when that was (monotonic); 0 once it has drawn a token
     cuts: dict[int, CheckpointKind] = field(default_factory=dict)  # positions ahead whose states are kept, ascending
     stats: RequestStats = field(default_factory=RequestStats)
 
@@ -153,6 +155,9 @@ class Sequence:
         """The token that was drawn after all known ones: from here on it is known."""
         self.generated.append(token_id)
         self.chain.append([token_id])
+        if self.joined_s:
+            took = time.monotonic() - self.joined_s
+            self.joined_s, self.stats = 0.0, replace(self.stats, extra={**self.stats.extra, STEP_S: took})
         if self.guide is not None:
             self.guide.follow(self.generated)
         return Sample(token_id, self.finish_of(token_id), logprobs)

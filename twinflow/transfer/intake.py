@@ -122,12 +122,14 @@ class Moved:
     transport: str = ""
     waited_s: float = 0.0
     tail_s: float = 0.0
-    until: float = 0.0  # when the newest of them ended; monotonic, as the next
+    began: float = 0.0  # when the newest of them was posted; monotonic, as the next two
+    until: float = 0.0  # when the newest of them ended
     finished: float = 0.0  # when the end of the prompt was told
 
     def took(self, began: float, seconds: float) -> None:
         """A pull that has ended now; they are told in the order of their ends."""
         self.seconds += max(0.0, began + seconds - max(began, self.until))
+        self.began = max(self.began, began)
         self.until = max(self.until, began + seconds)
 
 
