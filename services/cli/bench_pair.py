@@ -59,6 +59,7 @@ def spec(args: argparse.Namespace, name: str, port: int, chunk_tokens: int) -> P
         "engine.checkpoint-slots": SLOTS,
         "engine.step-tokens": chunk_tokens,
         "engine.chunk-tokens": chunk_tokens,
+        "engine.checkpoint-interval-tokens": 2 * args.tokens,  # none inside the prompt: a chunk ends there
         "engine.verify": args.verify,
     }
     if service == "decode":

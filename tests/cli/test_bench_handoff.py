@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ async def test_what_a_shot_tells(tmp_path: Path) -> None:
         whole = await shooter.shoot(prompt)
         assert (whole.blocks, whole.slots) == (5, 1)
         assert 0 <= whole.early_bytes < whole.bytes and whole.read_s > 0 and whole.tail_s > 0
+        assert whole.pulls > 1 and all(s >= 0 for s in whole.parts.values())
         assert whole.gap_s > 0 and whole.step_s > 0 and whole.transport
         begins = await shooter.shoot(prompt[: 2 * CHUNK])
         assert (begins.blocks, begins.slots) == (0, 1)
@@ -51,20 +53,30 @@ def test_the_whole_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     made = json.loads(out.read_text())
     assert [k["kind"] for k in made["kinds"]] == ["unstreamed", "one slot", STREAMED]
     unstreamed, slot, streamed = (k["shots"][0] for k in made["kinds"])
+    assert unstreamed["pulls"] == slot["pulls"] == 1 < streamed["pulls"] and unstreamed["early_bytes"] == 0
+    assert all(abs(sum(s["parts"].values()) - s["gap_s"]) < 1e-9 for s in (unstreamed, slot, streamed))
     assert unstreamed["bytes"] == streamed["bytes"] > slot["bytes"] > 0
     assert all(k["of_plain_copy"] > 0 for k in made["kinds"])
     assert "left after it" in capsys.readouterr().out
 
 
 def test_lines_are_medians() -> None:
-    shots = [Shot(8_000_000, 3, 1, s, 6_000_000, 2 * s, 5 * s, s, 1.0, 2, "ucx/cma") for s in (0.001, 0.002, 0.009)]
+    shots = [
+        Shot(8_000_000, 3, 1, s, 6_000_000, 2 * s, 5 * s, s, 1.0, 2, "ucx/cma", 1, {"post": s, "messages": 4 * s})
+        for s in (0.001, 0.002, 0.009)
+    ]
+    told = "  token 2 after the prompt: post 2.00, messages 8.00 ms"
     assert lines(Kind("unstreamed", shots, 0.001)) == (
         "unstreamed: 8.0 MB (3 blocks, 1 slots) in 2 ranges over ucx/cma",
         "  post to DONE 2.000 ms = 4.00 GB/s; a plain copy 1.000 ms: 0.50 of its rate (goal: 0.90)",
+        told,
     )
+    shots[1] = replace(shots[1], pulls=2)
+    assert lines(Kind("unstreamed", shots, 0.001))[2] == "  NOT one read: it was read in up to 2 parts, one after the other"
     assert lines(Kind(STREAMED, shots, 0.001))[1:] == (
         "  read before the prompt was computed 75.0%, left after it 4.00 ms (goal on NVLink: 3)",
         "  first token after 1000.0 ms, second 10.00 ms later; one decode step 2.00 ms, so 8.00 ms more (goal: 5)",
+        told,
     )
 
 

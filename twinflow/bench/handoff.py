@@ -6,7 +6,8 @@ only candidate. So all of it is in the figures: sessions, fronts, engines, trans
 
 import itertools
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from twinflow.bench.client import Worker
 from twinflow.contracts.errors import Internal
-from twinflow.engine.base import DESCRIPTORS, EARLY_BYTES, TAIL_S
+from twinflow.engine.base import CONFIRM_S, DESCRIPTORS, EARLY_BYTES, POST_S, PULLS, STEP_S, TAIL_S
 
 COPIES = 10
 IDS = 64  # every vocabulary has so many
@@ -24,7 +25,8 @@ STEPS = 16  # tokens behind the second one, whose gaps are steps of the decode w
 @dataclass(frozen=True, slots=True)
 class Shot:
     """One hand-off. `read_s`: with a read out; `tail_s`: from the end of the prompt until all was read; `gap_s`: between the
-    first and the second token; `step_s`: of the decode worker, behind the same context."""
+    first and the second token; `step_s`: of the decode worker, behind the same context. `pulls`: reads that were asked for one
+    after the other. `parts`: where `gap_s` goes, in order (`parts_of`)."""
 
     bytes: int
     blocks: int
@@ -37,6 +39,8 @@ class Shot:
     first_s: float
     descriptors: int
     transport: str
+    pulls: int = 1
+    parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def bytes_per_s(self) -> float:
@@ -77,7 +81,19 @@ class Shooter:
             first_s=marks[0] - began,
             descriptors=int(stats.extra.get(DESCRIPTORS, 0)),
             transport=stats.transport,
+            pulls=int(stats.extra.get(PULLS, 0)),
+            parts=parts_of(stats.extra, gaps[0]),
         )
+
+
+def parts_of(told: Mapping[str, float], gap_s: float) -> dict[str, float]:
+    """Seconds from the end of the prompt, as the decode worker's engine is told it, to the second token, by what they went to:
+    until the last READ was posted, until that was seen to be done, until it was confirmed, until the token was drawn. `messages`:
+    what else the client waited between its two tokens (the end of the prompt follows the first token, the second one has to
+    come)."""
+    tail_s, post_s = told.get(TAIL_S, 0.0), told.get(POST_S, 0.0)
+    parts = {"post": post_s, "read": tail_s - post_s, "confirm": told.get(CONFIRM_S, 0.0), "step": told.get(STEP_S, 0.0)}
+    return parts | {"messages": gap_s - sum(parts.values())}
 
 
 def plain_copy_s(size_bytes: int, source: str, target: str) -> float:
