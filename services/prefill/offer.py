@@ -1,7 +1,9 @@
 """The hand-offs that are open here: engine notices in, messages to the reader out, every lease ended exactly once."""
 
+import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -55,6 +57,7 @@ class Offers:
         self._max_open = max_open
         self._lease_s = lease_s
         self._offers: dict[str, Offer] = {}
+        self._ending: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
         return len(self._offers)
@@ -75,6 +78,7 @@ class Offers:
             self._metrics.refused(e)
             replies.put(failed(message.id, e))
             return
+        self._finish()
         idempotency = (message.idempotency_id, request.sampling.sample_index)
         self._supersede(idempotency)
         lease_id = self.leases.grant(session, request.id)
@@ -217,20 +221,31 @@ class Offers:
                 self.fail(offer.id, newer, End.SUPERSEDED)
 
     def _close(self, ended: Ended, end: End, why: str) -> None:
-        """The one way out. A prompt still being computed is stopped, a computed one only given back."""
+        """The one way out. A prompt still being computed is stopped, a computed one only given back. The engine is told when
+        what the reader is told is on its way, which it waits for."""
         offer = self._offers.pop(ended.request_id)
         self._metrics.ended(end)
-        self._send(EndLease(offer.id) if offer.prefilled_s is not None else Cancel(offer.id))
-        log.info(
-            "hand-off %s for %s: %s%s, %d prompt tokens of which the reader had %d, open for %.3f s",
-            offer.id,
-            offer.session.worker_id,
-            end.value,
-            f", {why}" if why else "",
-            offer.prompt_tokens,
-            offer.have_tokens,
-            time.monotonic() - offer.opened_s,
-        )
+
+        def finish() -> None:
+            self._send(EndLease(offer.id) if offer.prefilled_s is not None else Cancel(offer.id))
+            log.info(
+                "hand-off %s for %s: %s%s, %d prompt tokens of which the reader had %d, open for %.3f s",
+                offer.id,
+                offer.session.worker_id,
+                end.value,
+                f", {why}" if why else "",
+                offer.prompt_tokens,
+                offer.have_tokens,
+                time.monotonic() - offer.opened_s,
+            )
+
+        self._ending.append(finish)
+        asyncio.get_running_loop().call_soon(self._finish)
+
+    def _finish(self) -> None:
+        """What is still to be said of ended leases, before anything new is begun under their ids."""
+        while self._ending:
+            self._ending.popleft()()
 
 
 def lease_to_pb(offer: Offer, blocks: int, slots: int, now_s: float) -> admin_pb.Lease:
