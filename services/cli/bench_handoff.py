@@ -131,8 +131,8 @@ def lines(kind: Kind) -> Sequence[str]:
         f"{kind.name}: {one.bytes / 1e6:,.1f} MB ({one.blocks} blocks, {one.slots} slots) in {one.descriptors} ranges "
         f"over {one.transport}"
     )
-    parts = {name: 1e3 * kind.median(lambda s: s.parts[name]) for name in one.parts}
-    told = f"  token 2 after the prompt: {', '.join(f'{name} {ms:.2f}' for name, ms in parts.items())} ms"
+    parts = ", ".join(f"{name} {1e3 * median(s.parts[name] for s in kind.shots):.2f}" for name in one.parts)
+    told = f"  token 2 after the prompt: {parts} ms"
     if kind.name != STREAMED:
         read_s, rate = kind.median(lambda s: s.read_s), kind.median(lambda s: s.bytes_per_s)
         rates = (

@@ -72,7 +72,10 @@ def test_lines_are_medians() -> None:
         told,
     )
     shots[1] = replace(shots[1], pulls=2)
-    assert lines(Kind("unstreamed", shots, 0.001))[2] == "  NOT one read: it was read in up to 2 parts, one after the other"
+    assert (
+        lines(Kind("unstreamed", shots, 0.001))[2]
+        == "  NOT one read: it was read in up to 2 parts, one after the other"
+    )
     assert lines(Kind(STREAMED, shots, 0.001))[1:] == (
         "  read before the prompt was computed 75.0%, left after it 4.00 ms (goal on NVLink: 3)",
         "  first token after 1000.0 ms, second 10.00 ms later; one decode step 2.00 ms, so 8.00 ms more (goal: 5)",

@@ -92,7 +92,12 @@ def parts_of(told: Mapping[str, float], gap_s: float) -> dict[str, float]:
     what else the client waited between its two tokens (the end of the prompt follows the first token, the second one has to
     come)."""
     tail_s, post_s = told.get(TAIL_S, 0.0), told.get(POST_S, 0.0)
-    parts = {"post": post_s, "read": tail_s - post_s, "confirm": told.get(CONFIRM_S, 0.0), "step": told.get(STEP_S, 0.0)}
+    parts = {
+        "post": post_s,
+        "read": tail_s - post_s,
+        "confirm": told.get(CONFIRM_S, 0.0),
+        "step": told.get(STEP_S, 0.0),
+    }
     return parts | {"messages": gap_s - sum(parts.values())}
 
 

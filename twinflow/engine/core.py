@@ -81,16 +81,13 @@ class Engine:
 
     def turn(self, inbound: Iterable[Inbound]) -> Report | None:
         """One turn; None when nothing changed that anybody needs to know."""
-        commands = list(inbound)
-        for command in commands:
+        for command in inbound:
             self._handle(command)
         self._admit()
         self._grow()
         stepped = self._step()
         self._tell_transfer()
         events = tuple(self.cache.drain_events())
-        if not (commands or stepped or events or self._notices):
-            return None
         notices, self._notices = tuple(self._notices), []
         told, self._told = self._told, (self._load(), self.cache.counts())
         if not (stepped or events or notices) and self._told == told:
@@ -210,7 +207,8 @@ class Engine:
                 self._receive(sequence)
             else:
                 self._start(sequence)
-        self._expire()
+        for sequence, waited_s in self.waiting.overdue():
+            self._fail(sequence, no_memory(sequence, waited_s, self._load()))
 
     def _active(self) -> int:
         """Sequences that have, or will have without asking again, a row in the step's tables."""
@@ -221,10 +219,6 @@ class Engine:
             self._notices += self.pulls.reserved(sequence)
         except TwinflowError as error:
             self._fail(sequence, error)
-
-    def _expire(self) -> None:
-        for sequence, waited_s in self.waiting.overdue():
-            self._fail(sequence, no_memory(sequence, waited_s, self._load()))
 
     def _start(self, sequence: Sequence) -> None:
         assert sequence.holding is not None

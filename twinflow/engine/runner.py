@@ -185,7 +185,9 @@ class Runner:
     def _advance(self, sequence: Sequence, part: Part) -> None:
         assert sequence.holding is not None
         self.cache.advance(sequence.holding, part.tokens)
-        if sequence.received:  # a long prompt's blocks take longer to publish than a step: after its next token, beside a step
+        if (
+            sequence.received
+        ):  # a long prompt's blocks take longer to publish than a step: after its next token, beside a step
             sequence.received = False
         else:
             self.cache.commit(sequence.holding)

@@ -58,7 +58,9 @@ class Sequence:
     preemptions: int = 0
     handoffs: int = 0  # begun so far
     recovered_tokens: int = 0
-    received: bool = False  # CLAIM: adopted from a peer, no step of it has landed since, its blocks are not published yet
+    received: bool = (
+        False  # CLAIM: adopted from a peer, no step of it has landed since, its blocks are not published yet
+    )
     joined_s: float = 0.0  # CLAIM: when that was (monotonic); 0 once it has drawn a token
     cuts: dict[int, CheckpointKind] = field(default_factory=dict)  # positions ahead whose states are kept, ascending
     stats: RequestStats = field(default_factory=RequestStats)

@@ -44,10 +44,28 @@ def plan_pull(
     _refuse_twice("block", blocks)
     _refuse_twice("slot", slots)
     ranges = []
-    for kind, size, pairs in (("block", local.block_bytes, blocks), ("slot", local.slot_bytes, slots)):
-        for theirs, ours in pairs:
-            ranges.append(ReadRange(_at(far, kind, theirs, "remote"), _at(local, kind, ours, "local"), size))
+    for kind, size, pairs, step in (("block", local.block_bytes, blocks, 1), ("slot", local.slot_bytes, slots, -1)):
+        for theirs, ours, count in _runs(pairs, step):
+            last = (count - 1) * step
+            _at(far, kind, theirs + last, "remote")
+            _at(local, kind, ours + last, "local")
+            ranges.append(ReadRange(_at(far, kind, theirs, "remote"), _at(local, kind, ours, "local"), count * size))
     return coalesce(ranges)
+
+
+def _runs(pairs: Sequence[Pair], step: int) -> list[tuple[int, int, int]]:
+    """(remote, local, how many) of neighbours on both sides, by ascending address; the next name is `step` more."""
+    runs: list[tuple[int, int, int]] = []
+    begin, after, count = (0, 0), (0, 0), 0
+    for theirs, ours in sorted(pairs, reverse=step < 0):
+        if count and theirs == after[0] and ours == after[1]:
+            count += 1
+        else:
+            if count:
+                runs.append((*begin, count))
+            begin, count = (theirs, ours), 1
+        after = (theirs + step, ours + step)
+    return [*runs, (*begin, count)] if count else runs
 
 
 def coalesce(ranges: Iterable[ReadRange]) -> list[ReadRange]:
@@ -91,8 +109,7 @@ def _at(geometry: ArenaGeometry, kind: str, unit: int, side: str) -> int:
 
 
 def _refuse_twice(kind: str, pairs: Sequence[Pair]) -> None:
-    seen: set[int] = set()
-    for _, local in pairs:
-        if local in seen:
-            raise ValueError(f"local {kind} {local} is the target of two reads")
-        seen.add(local)
+    targets = [local for _, local in pairs]
+    if len(set(targets)) < len(targets):
+        local = next(t for t in targets if targets.count(t) > 1)
+        raise ValueError(f"local {kind} {local} is the target of two reads")
