@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,7 +20,8 @@ from tests.services.conftest import Pair
 from tests.services.fake_engine import SLOT, FakeEngine
 from twinflow.engine import base
 from twinflow.engine.config import EngineConfig
-from twinflow.node.pulse import SessionTimes
+from twinflow.node.outbox import Outbox
+from twinflow.node.pulse import SessionTimes, kind_of
 from twinflow.node.registry.direct import DirectRegistry
 from twinflow.rpc.channel import bind, new_server
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -52,6 +54,27 @@ async def test_confirmed(pair: Pair, opened) -> None:
     assert pair.p_engine.kinds("a") == ["Submit", "EndLease"]
     client.pulled(**right)  # the lease has ended
     assert "lease" in (await client.wait("failed")).error.message
+
+
+async def test_a_confirmation_is_on_its_way_before_the_engine_is_told(
+    pair: Pair, opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader waits for the one, nobody for the other."""
+    told: list[list[str]] = []
+    iterate = Outbox.__aiter__
+
+    async def noted(outbox: Outbox) -> AsyncIterator:
+        async for message in iterate(outbox):
+            if kind_of(message) == "confirmed":
+                told.append(pair.p_engine.kinds("a"))
+            yield message
+
+    monkeypatch.setattr(Outbox, "__aiter__", noted)
+    client, right = await ready_to_confirm(pair, opened)
+    client.pulled(**right)
+    await client.wait("confirmed")
+    await until(lambda: pair.quiet)
+    assert told == [["Submit"]] and pair.p_engine.kinds("a") == ["Submit", "EndLease"]
 
 
 WRONG = {
