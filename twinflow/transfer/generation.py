@@ -102,6 +102,11 @@ class Generation:
     # ---- facts ----
 
     @property
+    def reading(self) -> bool:
+        """Whether a post is out."""
+        return any(peer.flying for peer in self._peers.values())
+
+    @property
     def in_flight(self) -> InFlight:
         flying = [p for peer in self._peers.values() for p in peer.flying]
         if not flying:

@@ -83,7 +83,7 @@ class Generations:
     @property
     def watching(self) -> bool:
         """Whether time alone can make `turn` do something."""
-        return self.retiring is not None or self.current.in_flight.posts > 0
+        return self.retiring is not None or self.current.reading
 
     # ---- commands ----
 

@@ -70,7 +70,7 @@ class TransferThread:
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._closing = False
         self._dead = ""
-        self.in_flight = InFlight()  # as of the last turn
+        self.in_flight = InFlight()  # as of the last turn that changed it, ages as of a moment ago
         self._thread = threading.Thread(target=self._run, name=f"transfer {transport.agent_name}", daemon=True)
         self._thread.start()
 
@@ -143,7 +143,8 @@ class TransferThread:
                 command()
                 command = self._next_command(0.0)
             moved |= self._generations.turn()
-            self.in_flight = self._generations.in_flight
+            if moved or pause == POLL_MAX_S:
+                self.in_flight = self._generations.in_flight
             if self._serve:
                 self._generations.progress()
             now_s = time.monotonic()
