@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 from multiprocessing.connection import Connection
 
@@ -20,6 +21,8 @@ from twinflow.transfer.nixl import NixlTransport
 
 log = logging.getLogger(__name__)
 
+SWITCH_S = 200e-6  # Python's 5 ms would keep a pull, or a command, out of a loop that computes in Python for that long
+
 
 def main(config: EngineConfig, pipe: Connection) -> None:
     """Serves one front over `pipe`. Signals are the front's to handle, also those sent to the whole group: it drains, then
@@ -27,6 +30,7 @@ def main(config: EngineConfig, pipe: Connection) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine %(message)s")
+    sys.setswitchinterval(SWITCH_S)
     inbox: Inbox = Inbox()
     try:
         engine, ready = build_engine(config, inbox.put, _transport if config.transport == "nixl" else None)
