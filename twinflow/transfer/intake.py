@@ -122,7 +122,7 @@ class Moved:
     transport: str = ""
     waited_s: float = 0.0
     tail_s: float = 0.0
-    began: float = 0.0  # when the newest of them was posted; monotonic, as the next two
+    began: float = field(default=0.0, compare=False)  # when the newest of them was posted; monotonic, as the next two
     until: float = 0.0  # when the newest of them ended
     finished: float = 0.0  # when the end of the prompt was told
 

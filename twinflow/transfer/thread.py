@@ -5,7 +5,7 @@ generation (`generations.py`) is told by events of its own. While nothing is in 
 sleeps on its queue.
 
 While something is in flight it looks at it again and again, each time after a sixteenth of the time that it has been out. It
-sleeps in between: a thread that only yields would take the interpreter from the engine's loop at each of that one's calls.
+sleeps in between: one that spins looks three times as often, and each time keeps the interpreter from the engine's loop.
 """
 
 import ctypes
