@@ -85,7 +85,7 @@ class Worker:
             inbound.append(self.inbox.get())
         report = self.engine.turn([*inbound, *commands])
         self.engine.cache.check_integrity()
-        return list(report.notices) if report else []
+        return each(report.notices) if report else []
 
     def local(self, prompt: Iterable[int], *, forced: Iterable[int] = (), **sampling: Any) -> Result:
         req = request(self.next_id(), prompt, self.root, **sampling)
@@ -118,6 +118,11 @@ class Worker:
 
     def close(self) -> None:
         self.engine.close()
+
+
+def each(notices: Iterable[Notice]) -> list[Notice]:
+    """Tokens that came together, request by request."""
+    return [one for n in notices for one in (n.each() if isinstance(n, base.Continued) else (n,))]
 
 
 def collect(results: dict[str, Result], notice: Notice) -> None:

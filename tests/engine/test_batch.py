@@ -33,11 +33,10 @@ def running(worker: Worker, prompts: list[list[int]]) -> list:
     return list(worker.engine.running.values())
 
 
-def packed(worker: Worker, plan: Plan, shape: Shape) -> Fields:
+def packed(worker: Worker, plan: Plan, shape: Shape) -> Fields[torch.Tensor]:
     buffer = torch.full((shape.size_bytes,), 0x77, dtype=torch.uint8)  # what is not filled shows
-    fields = Fields.of(buffer, shape)
-    pack(plan, shape, fields, worker.arena.geometry, worker.engine.runner.tables.empty_row)
-    return fields
+    pack(plan, shape, Fields.of(buffer.numpy(), shape), worker.arena.geometry, worker.engine.runner.tables)
+    return Fields.of(buffer, shape)
 
 
 def test_decode_step_with_padding(worker: Worker) -> None:

@@ -45,6 +45,9 @@ class Driver:
         while True:
             for notice in report.notices if report else ():
                 match notice:
+                    case base.Continued(ids, token_ids):
+                        for id, token in zip(ids, token_ids, strict=True):
+                            made[id].append(token)
                     case base.Generated(id, samples):
                         made[id] += [s.token_id for s in samples]
                     case base.Done():

@@ -15,7 +15,7 @@ from twinflow.bench.rows import Row
 from twinflow.contracts.errors import Internal, from_reason
 from twinflow.contracts.hashing import pack_tokens, root_hash
 from twinflow.contracts.requests import GenerateRequest, SamplingParams
-from twinflow.engine.base import Cancel, Command, Done, Flush, Generated, Mode, Submit
+from twinflow.engine.base import Cancel, Command, Continued, Done, Flush, Generated, Mode, Submit
 from twinflow.engine.core import Engine
 
 PREFILL, DECODE = 0, 1  # set apart the prompts of both kinds
@@ -101,7 +101,11 @@ class Driver:
         report = self._engine.turn(commands)
         moved = bool(commands)
         for notice in report.notices if report else ():
-            if isinstance(notice, Generated) and notice.id in self._generated:
+            if isinstance(notice, Continued):
+                for id in notice.ids:
+                    self._generated[id] += 1
+                moved = True
+            elif isinstance(notice, Generated) and notice.id in self._generated:
                 self._generated[notice.id] += len(notice.samples)
                 moved = True
             elif isinstance(notice, Done):

@@ -134,6 +134,10 @@ class Cache(Protocol):
         """
         ...
 
+    def advance_each(self, holdings: Iterable[Holding]) -> None:
+        """`advance` by one token, then `commit`, of each: what a step of decoding comes to when it has landed."""
+        ...
+
     def commit(self, holding: Holding) -> None:
         """The writes behind the current cursor are done: publishes the full blocks below it. Never fails, never blocks.
 

@@ -128,6 +128,19 @@ class HybridCache:
         holding.position = position
         holding.written_tokens = max(holding.written_tokens, position)
 
+    def advance_each(self, holdings: Iterable[Holding]) -> None:
+        live, size = self._live, self._block_tokens
+        for holding in holdings:
+            position = holding.position + 1
+            room = position <= holding.chain.length and position <= len(holding.blocks) * size
+            if not room or holding.slot is None or id(holding) not in live:
+                self.advance(holding, 1)  # says what is wrong
+            holding.position = position
+            if position > holding.written_tokens:
+                holding.written_tokens = position
+            if position // size > holding.published_blocks:
+                self.commit(holding)
+
     def commit(self, holding: Holding) -> None:
         self._require(holding)
         if holding.position // self._block_tokens > holding.published_blocks:

@@ -71,12 +71,13 @@ class TokenChain:
             raise ValueError(f"packed token ids must be a multiple of {TOKEN_BYTES} bytes, got {len(packed)}")
         self.root = root
         self.block_tokens = block_tokens
+        self.length = len(packed) // TOKEN_BYTES  # tokens; read-only to others, and cheaper than `len()`
         self._packed = bytearray(packed)
         self._hashes = chain_hashes(root, bytes(packed), block_tokens)
 
     def __len__(self) -> int:
         """Tokens."""
-        return len(self._packed) // TOKEN_BYTES
+        return self.length
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
@@ -95,6 +96,17 @@ class TokenChain:
 
     def append(self, ids: Iterable[int]) -> None:
         self._packed += pack_tokens(ids)
+        self.length = len(self._packed) // TOKEN_BYTES
+        self._hash_full_blocks()
+
+    def push(self, token_id: int) -> None:
+        """`append` of a single token. Raises OverflowError for what is no uint32."""
+        self._packed += token_id.to_bytes(TOKEN_BYTES, "little")
+        self.length += 1
+        if not self.length % self.block_tokens:
+            self._hash_full_blocks()
+
+    def _hash_full_blocks(self) -> None:
         step = self.block_tokens * TOKEN_BYTES
         while len(self._packed) >= (k := len(self._hashes)) * step + step:
             self._hashes.append(block_hash(self.parent(k), bytes(self._packed[k * step : (k + 1) * step])))

@@ -2,7 +2,7 @@
 
 A worker's front (gRPC, sessions, asyncio) sends `Command`s, the engine's loop answers with `Report`s:
 
-    LOCAL    Submit(LOCAL) ────────────▶ tokens … Done
+    LOCAL    Submit(LOCAL) ────────────▶ tokens (Continued or Generated) … Done
     decode   Submit(CLAIM) ─▶ Matched ─▶ RunLocal ─▶ tokens … Done
                                       └▶ PullFrom, then as relayed from the peer: BlocksAnnounced* FirstTokenArrived
                                          PrefillFinished ─▶ PullDone ─▶ Confirm ─▶ tokens … Done
@@ -228,12 +228,25 @@ class HandoffLost:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """New tokens of one request. A finishing sample and its `Done` share a report. OFFER: the first token only, with this
-    side's `stats`; CLAIM: without the first token if a peer sampled it."""
+    """New tokens of one request, where `Continued` does not say it. A finishing sample and its `Done` share a report. OFFER: the
+    first token only, with this side's `stats`; CLAIM: without the first token if a peer sampled it."""
 
     id: str
     samples: tuple[Sample, ...]
     stats: RequestStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """What a step drew for all requests of which there is no more to say: `token_ids[i]` is the next token of `ids[i]`, not its
+    last one, and no log-probabilities were asked for. One object, because a step of a full batch has hundreds."""
+
+    ids: tuple[str, ...]
+    token_ids: tuple[int, ...]
+
+    def each(self) -> list[Generated]:
+        """The same, request by request."""
+        return [Generated(id, (Sample(token),)) for id, token in zip(self.ids, self.token_ids, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +349,7 @@ class CacheSnapshot:
 
 Answer = Flushed | Inspected | MatchFound | CacheSnapshot  # to a command with that token, about no request
 Transfer = GenerationOpened | GenerationClosed  # of this worker's own transfer, about no request
-Notice = Matched | HandoffLost | Generated | Offered | Prefilled | PullDone | Done | Answer | Transfer
+Notice = Matched | HandoffLost | Generated | Continued | Offered | Prefilled | PullDone | Done | Answer | Transfer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from twinflow.contracts.errors import Cancelled, HandoffFailed, Internal, TooLon
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load
 from twinflow.engine import base
-from twinflow.engine.base import Done, Generated, Mode, Notice, Ready, Report
+from twinflow.engine.base import Continued, Done, Generated, Mode, Notice, Ready, Report
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.control import answer
 from twinflow.engine.guides import GuideReady, Guides
@@ -233,10 +233,12 @@ class Engine:
     def _grow(self) -> None:
         """Before a step every running sequence has memory for what it feeds. Who gets none waits for the steps in flight,
         whose end may free some; if none comes of that, the youngest yields."""
-        for sequence in list(self.running.values()):
-            while self.running.get(sequence.id) is sequence and sequence.holding is not None and sequence.can_feed:
+        size = self.model.layout.block_tokens
+        short = [s for s in self.running.values() if s.holding and s.known_tokens > len(s.holding.blocks) * size]
+        for sequence in short:
+            while self.running.get(sequence.id) is sequence and sequence.holding and sequence.feedable_tokens:
                 had = len(sequence.holding.blocks)
-                if sequence.known_tokens <= had * sequence.chain.block_tokens:
+                if sequence.known_tokens <= had * size:
                     break
                 if self.cache.extend(sequence.holding, sequence.needs_tokens(self.config.growth_tokens)):
                     self.steps.grow(sequence, had)
@@ -284,25 +286,29 @@ class Engine:
         for sequence in fed:
             if sequence.mode is Mode.OFFER and sequence.id not in drawing:  # else the last blocks go with the end
                 self._notices += self.offers.announce(sequence)
-        for sequence, one in drawn:
-            self._drawn(sequence, one)
+        if going_on := [(s.id, one.token_id) for s, one in drawn if self._drawn(s, one)]:
+            self._notices.append(Continued(*zip(*going_on, strict=True)))
         self.steps.ask()
 
-    def _drawn(self, sequence: Sequence, drawn: Drawn) -> None:
+    def _drawn(self, sequence: Sequence, drawn: Drawn) -> bool:
+        """True: the request goes on, and of its token there is no more to say than what it is."""
         if problem := sequence.problem(drawn):
             if drawn.broken and sequence.holding is not None:
                 self.cache.withdraw(sequence.holding)  # else whoever has the same prefix fails, too
             self._fail(sequence, problem)
-            return
-        sample = sequence.take(drawn.token_id, drawn.logprobs)
-        stats = sequence.stats if sequence.mode is Mode.OFFER else None
-        self._notices.append(Generated(sequence.id, (sample,), stats))
-        if sequence.mode is Mode.OFFER:
+            return False
+        finish, offered = sequence.take(drawn.token_id), sequence.mode is Mode.OFFER
+        if finish is None and drawn.logprobs is None and not offered:
+            return True
+        sample = base.Sample(drawn.token_id, finish, drawn.logprobs)
+        self._notices.append(Generated(sequence.id, (sample,), sequence.stats if offered else None))
+        if offered:
             self.steps.leave(sequence, lambda: None)
             sequence.phase = Phase.LEASED
             self._notices.append(self.offers.complete(sequence))
-        elif sample.finish:
+        elif finish:
             self._end(sequence, donate=True)
+        return False
 
     def _step_failed(self, failure: StepFailed) -> None:
         log.error("step of %d sequences failed", len(failure.sequences), exc_info=failure.__cause__)

@@ -26,7 +26,7 @@ WASTE = 1.5  # a step is not padded beyond this multiple of its tokens, except t
 class Forward(Protocol):
     def __call__(
         self,
-        fields: Fields,
+        fields: Fields[torch.Tensor],
         shape: Shape,
         lens: tuple[int, ...],
         shared: SharedPrefixes | None,
@@ -43,6 +43,7 @@ class Captured:
 
     shape: Shape
     buffer: torch.Tensor
+    fields: Fields[torch.Tensor]  # of it
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
     shared: SharedPrefixes | None
@@ -100,7 +101,7 @@ class StepGraphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 forward(fields, shape, lens, shared, not shape.is_decode, out=view)
-            return Captured(shape, buffer, graph, view, shared)
+            return Captured(shape, buffer, fields, graph, view, shared)
 
         for shape in reversed(ordered):  # the largest first: the others fit into its memory
             if not shape.is_decode:

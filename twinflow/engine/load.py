@@ -14,7 +14,7 @@ def load_of(
     """Queued prefill: tokens that running sequences have not fed yet, and the prompts of those that wait to be computed
     here (a waiting hand-off is computed elsewhere)."""
     blocks, slots = counts[layout.attention.name], counts[layout.state.name]
-    todo = sum(len(s.chain) - s.holding.position for s in running if s.holding)
+    todo = sum([s.chain.length - s.holding.position for s in running if s.holding])
     todo += sum(s.start_tokens for s in waiting if not s.intake)
     return Load(
         running=len(running),

@@ -62,7 +62,7 @@ class Offers:
         if held.position >= at:
             self.cache.lend_checkpoint(held, at)
         elif at not in sequence.cuts:
-            sequence.cuts = dict(sorted({**sequence.cuts, at: CheckpointKind.JUNCTION}.items()))
+            sequence.plan_cut(at, CheckpointKind.JUNCTION)
 
     def _slot_sum(self, slot: int) -> int:
         return crc32(self.arena.slot_bytes(slot)) if self.verify else 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from twinflow.cache.arena import TORCH_DTYPES, Arena
-from twinflow.cache.base import Cache
+from twinflow.cache.base import Cache, Holding
 from twinflow.contracts.workers import Role
 from twinflow.engine.base import Work
 from twinflow.engine.batch import BlockTables, Fields, Part, Plan, Shape, pack
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class Undrawn:
     """What a step's draws need: its inputs and logits, and the positions of the tokens in their replies."""
 
-    fields: Fields
+    fields: Fields[torch.Tensor]
     logits: torch.Tensor
     positions: tuple[int, ...]
 
@@ -110,23 +110,24 @@ class Runner:
     def launch(self, parts: Seq[Part]) -> Flight:
         """Queues a step, without its draws where one of them needs a mask. On an exception the step is over and none of its
         tokens counts as fed."""
-        plan = Plan.of([self._with_snapshot(p) for p in parts])
+        plan = Plan.of([p if p.tokens == 1 else self._with_snapshot(p) for p in parts])
         step = self.cache.begin_step()
         try:
             fields, logits = self._queue(plan)
             drawing = [plan.parts[i].sequence for i in plan.drawing]
-            positions = tuple(len(s.generated) + s.flying_draws for s in drawing)
+            positions = tuple([len(s.generated) + s.flying_draws for s in drawing])
             flight = Flight(step, plan, Undrawn(fields, logits, positions))
-            if all(s.guide is None for s in drawing):
+            if all([s.guide is None for s in drawing]):
                 self._draw(flight, None)
         except BaseException:
             self._wait()
             self.cache.end_step(step)
             raise
         for part in plan.parts:
-            part.sequence.flights += 1
-            part.sequence.flying_tokens += part.tokens
-            part.sequence.flying_draws += part.samples
+            sequence = part.sequence
+            sequence.flights += 1
+            sequence.flying_tokens += part.tokens
+            sequence.flying_draws += part.samples
         return flight
 
     @torch.inference_mode()
@@ -148,23 +149,11 @@ class Runner:
         finally:
             self.cache.end_step(flight.step)
             for part in flight.plan.parts:
-                part.sequence.flights -= 1
-                part.sequence.flying_tokens -= part.tokens
-                part.sequence.flying_draws -= part.samples
-        prefill_tokens = decode_tokens = 0
-        for part in flight.plan.parts:
-            sequence = part.sequence
-            if sequence.holding is None or sequence.failed:
-                continue
-            of_prompt = max(0, min(part.tokens, sequence.start_tokens - part.start))
-            prefill_tokens += of_prompt
-            decode_tokens += part.tokens - of_prompt
-            self._advance(sequence, part)
-        self.work = Work(
-            steps=self.work.steps + 1,
-            prefill_tokens=self.work.prefill_tokens + prefill_tokens,
-            decode_tokens=self.work.decode_tokens + decode_tokens,
-        )
+                sequence = part.sequence
+                sequence.flights -= 1
+                sequence.flying_tokens -= part.tokens
+                sequence.flying_draws -= part.samples
+        self._advance(flight.plan)
         return [(flight.plan.parts[i].sequence, one) for i, one in zip(flight.plan.drawing, drawn, strict=True)]
 
     def settle(self) -> None:
@@ -179,24 +168,41 @@ class Runner:
         if cut is None or not part.start < cut < part.start + part.tokens:
             return part
         assert sequence.holding is not None
-        slot = self.cache.open_snapshot(sequence.holding, cut, sequence.cuts.pop(cut))
-        return part if slot is None else replace(part, snapshot=(cut - part.start, slot))
+        slot = self.cache.open_snapshot(sequence.holding, cut, sequence.pass_cut())
+        return part if slot is None else part._replace(snapshot=(cut - part.start, slot))
 
-    def _advance(self, sequence: Sequence, part: Part) -> None:
-        assert sequence.holding is not None
-        self.cache.advance(sequence.holding, part.tokens)
-        if (
-            sequence.received
-        ):  # a long prompt's blocks take longer to publish than a step: after its next token, beside a step
-            sequence.received = False
-        else:
-            self.cache.commit(sequence.holding)
-        if part.snapshot is not None:
-            self.cache.close_snapshot(sequence.holding)
-        if sequence.holding.position == sequence.cut:
-            self.cache.checkpoint(sequence.holding, sequence.cuts.pop(sequence.holding.position))
+    def _advance(self, plan: Plan) -> None:
+        """Moves the cursors over what a landed step has fed, does what is due there, and counts the tokens."""
+        prefill_tokens = tokens = 0
+        singles: list[Holding] = []
+        at_cuts: list[Sequence] = []
+        for part in plan.parts:
+            sequence, holding = part.sequence, part.sequence.holding
+            if holding is None or sequence.failed:
+                continue
+            tokens += part.tokens
+            prefill_tokens += max(0, min(part.tokens, sequence.start_tokens - part.start))
+            if sequence.received:  # a long prompt's blocks take longer to publish than a step: after its next token
+                sequence.received = False
+                self.cache.advance(holding, part.tokens)
+            elif part.tokens == 1:
+                singles.append(holding)
+            else:
+                self.cache.advance(holding, part.tokens)
+                self.cache.commit(holding)
+                if part.snapshot is not None:
+                    self.cache.close_snapshot(holding)
+            if part.start + part.tokens == sequence.cut:
+                at_cuts.append(sequence)
+        self.cache.advance_each(singles)
+        for sequence in at_cuts:
+            assert sequence.holding is not None
+            self.cache.checkpoint(sequence.holding, sequence.pass_cut())
+        done = self.work
+        decode_tokens = done.decode_tokens + tokens - prefill_tokens
+        self.work = Work(done.steps + 1, done.prefill_tokens + prefill_tokens, decode_tokens)
 
-    def _queue(self, plan: Plan) -> tuple[Fields, torch.Tensor]:
+    def _queue(self, plan: Plan) -> tuple[Fields[torch.Tensor], torch.Tensor]:
         """The forward pass on the stream: inputs and logits (at least as many rows as draw, vocab)."""
         sequences = self.graphs.rung(plan.shape.sequences)
         shared = self._sharing.of(plan, sequences) if plan.decode_only else None
@@ -206,7 +212,7 @@ class Runner:
             if captured.shared is not None and shared is not None:
                 captured.shared.copy_(shared)
             captured.graph.replay()
-            return Fields.of(captured.buffer, captured.shape), captured.logits
+            return captured.fields, captured.logits
         shape = plan.shape
         buffer = torch.empty(shape.size_bytes, dtype=torch.uint8, device=self.device)
         self._fill(plan, shape, buffer)
@@ -219,12 +225,12 @@ class Runner:
         """Copies the step's inputs to `buffer` on the device."""
         staging = self._staging[0]
         self._staging.append(self._staging.pop(0))
-        pack(plan, shape, Fields.of(staging, shape), self.arena.geometry, self.tables.empty_row)
+        pack(plan, shape, Fields.of(staging.numpy(), shape), self.arena.geometry, self.tables)
         buffer.copy_(staging[: shape.size_bytes], non_blocking=True)
 
     def _forward(
         self,
-        fields: Fields,
+        fields: Fields[torch.Tensor],
         shape: Shape,
         lens: tuple[int, ...],
         shared: SharedPrefixes | None,

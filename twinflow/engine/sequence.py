@@ -7,8 +7,8 @@ from enum import Enum
 from twinflow.cache.base import Holding, Match
 from twinflow.contracts.checkpoints import CheckpointKind, checkpoint_positions
 from twinflow.contracts.errors import BadRequest, Internal, TwinflowError
-from twinflow.contracts.hashing import TOKEN_BYTES, TokenChain, unpack_tokens
-from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample, TokenLogprobs
+from twinflow.contracts.hashing import TokenChain, unpack_tokens
+from twinflow.contracts.requests import FinishReason, GenerateRequest, RequestStats, Sample
 from twinflow.engine.base import STEP_S, Matched, Mode, Submit
 from twinflow.engine.sampling import Drawn, ending_ids
 from twinflow.grammar.guide import Guide
@@ -39,6 +39,9 @@ class Sequence:
     mode: Mode
     chain: TokenChain
     phase: Phase
+    id: str
+    start_tokens: int  # to feed before the first new one is drawn: prompt, forced, and what lost hand-offs had sampled
+    ends: frozenset[int]  # token ids that end it
     holding: Holding | None = None
     generated: list[int] = field(default_factory=list)
     started_s: float = field(default_factory=time.monotonic)
@@ -57,12 +60,12 @@ class Sequence:
     flying_draws: int = 0
     preemptions: int = 0
     handoffs: int = 0  # begun so far
-    recovered_tokens: int = 0
     received: bool = (
         False  # CLAIM: adopted from a peer, no step of it has landed since, its blocks are not published yet
     )
     joined_s: float = 0.0  # CLAIM: when that was (monotonic); 0 once it has drawn a token
     cuts: dict[int, CheckpointKind] = field(default_factory=dict)  # positions ahead whose states are kept, ascending
+    cut: int | None = None  # the first of them
     stats: RequestStats = field(default_factory=RequestStats)
 
     @classmethod
@@ -71,20 +74,14 @@ class Sequence:
         request, have = command.request, command.have_tokens
         chain = TokenChain(request.root, block_tokens, request.prompt + request.forced)
         forced = unpack_tokens(request.forced)
-        sequence = cls(request, command.mode, chain, Phase.WAITING, generated=forced, have_tokens=have)
+        start_tokens = request.prompt_tokens + len(forced)
+        ends = frozenset(ending_ids(request.sampling))
+        sequence = cls(request, command.mode, chain, Phase.WAITING, request.id, start_tokens, ends, generated=forced)
+        sequence.have_tokens = have
         sequence.want_checkpoint_at = command.want_checkpoint_at
         if have % block_tokens or have > sequence.start_tokens:
             raise BadRequest(f"have_tokens={have} is no whole number of this prompt's blocks")
         return sequence
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def start_tokens(self) -> int:
-        """Tokens to feed before the first new one is sampled: prompt, forced, and what lost hand-offs had sampled."""
-        return self.request.prompt_tokens + len(self.request.forced) // TOKEN_BYTES + self.recovered_tokens
 
     @property
     def total_tokens(self) -> int:
@@ -96,8 +93,8 @@ class Sequence:
     def force(self, token_id: int) -> None:
         """A token that somebody else sampled and the client has: a prefix now, never sampled again."""
         self.generated.append(token_id)
-        self.chain.append([token_id])
-        self.recovered_tokens += 1
+        self.chain.push(token_id)
+        self.start_tokens += 1
 
     def needs_tokens(self, growth_tokens: int) -> int:
         """What it needs memory for to run on by `growth_tokens`: never more than its worst case."""
@@ -112,25 +109,22 @@ class Sequence:
     @property
     def known_tokens(self) -> int:
         """Tokens that can be fed: those of the chain, and those being drawn, which the device will know in time."""
-        return len(self.chain) + self.flying_draws
+        return self.chain.length + self.flying_draws
 
     @property
-    def can_feed(self) -> bool:
-        """Whether the next step may take it: something is left to feed, the draw in flight is not its last one, and the
-        step in flight does not end where its state is to be kept (the copy must come before the next token changes it)."""
+    def feedable_tokens(self) -> int:
+        """What the next step may take of it. 0: nothing is left to feed, or the draw in flight is its last one, or the step
+        in flight ends where its state is to be kept (the copy must come before the next token changes it)."""
+        assert self.holding is not None
+        fed = self.holding.position + self.flying_tokens
         if self.flying_tokens:
             if self.flying_draws and (
                 self.mode is Mode.OFFER or len(self.generated) + self.flying_draws >= self.request.sampling.max_tokens
             ):
-                return False
-            if self.fed_tokens == self.cut:
-                return False
-        return self.fed_tokens < self.known_tokens
-
-    @property
-    def cut(self) -> int | None:
-        """The next position whose state is to be kept."""
-        return next(iter(self.cuts), None)
+                return 0
+            if fed == self.cut:
+                return 0
+        return self.chain.length + self.flying_draws - fed
 
     @property
     def chunk_end(self) -> int | None:
@@ -152,17 +146,30 @@ class Sequence:
         self.cuts = checkpoint_positions(
             held.position, held.written_tokens, self.start_tokens, block_tokens, interval_tokens, self.total_tokens
         )
+        self.cut = next(iter(self.cuts), None)
 
-    def take(self, token_id: int, logprobs: TokenLogprobs | None) -> Sample:
-        """The token that was drawn after all known ones: from here on it is known."""
+    def plan_cut(self, position: int, kind: CheckpointKind) -> None:
+        """One more."""
+        self.cuts = dict(sorted({**self.cuts, position: kind}.items()))
+        self.cut = next(iter(self.cuts))
+
+    def pass_cut(self) -> CheckpointKind:
+        """The next one is dealt with; why it was to be kept."""
+        assert self.cut is not None
+        kind = self.cuts.pop(self.cut)
+        self.cut = next(iter(self.cuts), None)
+        return kind
+
+    def take(self, token_id: int) -> FinishReason | None:
+        """The token that was drawn after all known ones: from here on it is known. Says whether it is the last one."""
         self.generated.append(token_id)
-        self.chain.append([token_id])
+        self.chain.push(token_id)
         if self.joined_s:
             took = time.monotonic() - self.joined_s
             self.joined_s, self.stats = 0.0, replace(self.stats, extra={**self.stats.extra, STEP_S: took})
         if self.guide is not None:
             self.guide.follow(self.generated)
-        return Sample(token_id, self.finish_of(token_id), logprobs)
+        return self.finish_of(token_id)
 
     def problem(self, drawn: Drawn) -> TwinflowError | None:
         """Why there is no token, or none that its grammar holds."""
@@ -173,9 +180,9 @@ class Sequence:
     def finish_of(self, token_id: int) -> FinishReason | None:
         """Whether `token_id`, just appended to `generated`, is the last one."""
         params = self.request.sampling
-        if self.guide is not None and (self.guide.complete or token_id in ending_ids(params)):
+        if self.guide is not None and (self.guide.complete or token_id in self.ends):
             return FinishReason.STOP  # where the grammar leaves nothing else, min_tokens has no say
-        if len(self.generated) >= params.min_tokens and token_id in ending_ids(params):
+        if token_id in self.ends and len(self.generated) >= params.min_tokens:
             return FinishReason.STOP
         if len(self.generated) >= params.max_tokens:
             return FinishReason.LENGTH

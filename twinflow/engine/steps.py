@@ -78,12 +78,9 @@ class Steps:
         self.draw()
         if self._flights and self._flights[-1].undrawn is not None:
             return False
-        ready = [s for s in self.running.values() if s.can_feed]
-        if not ready:
+        parts = self._plan()
+        if not parts:
             return False
-        views = [SequenceView(s.id, s.fed_tokens, s.known_tokens, s.chunk_end) for s in ready]
-        plan = plan_step(views, self._config.step_tokens, self._config.chunk_tokens)
-        parts = [Part.next_of(self.running[c.id], c.tokens) for c in plan]
         if not self._flights:
             self._ask([p.sequence for p in parts if p.samples])
         try:
@@ -92,6 +89,15 @@ class Steps:
             self._take_masks()
             raise StepFailed([p.sequence for p in parts], error) from error
         return True
+
+    def _plan(self) -> list[Part]:
+        """What the next step feeds; nothing when no sequence can be fed."""
+        ready = [(s, tokens) for s in self.running.values() if (tokens := s.feedable_tokens)]
+        if len(ready) <= self._config.step_tokens and all([tokens == 1 for _, tokens in ready]):
+            return [Part.next_of(s, 1) for s, _ in ready]  # as `plan_step` would have it, without a view of each
+        views = [SequenceView(s.id, s.fed_tokens, s.known_tokens, s.chunk_end) for s, _ in ready]
+        plan = plan_step(views, self._config.step_tokens, self._config.chunk_tokens)
+        return [Part.next_of(self.running[c.id], c.tokens) for c in plan]
 
     def ask(self) -> None:
         """Has the masks of the step in flight computed, if it waits for its draws and every token before them is known."""
@@ -142,8 +148,9 @@ class Steps:
             raise StepFailed([p.sequence for p in parts if self._runs(p.sequence)], error) from error
         finally:
             self._let_go()
-        fed = [p.sequence for p in parts if self._runs(p.sequence)]
-        return fed, [(s, one) for s, one in drawn if self._runs(s)]
+        running = self.running
+        fed = [s for p in parts if running.get((s := p.sequence).id) is s]
+        return fed, [(s, one) for s, one in drawn if running.get(s.id) is s]
 
     def _runs(self, sequence: Sequence) -> bool:
         return self.running.get(sequence.id) is sequence

@@ -1,6 +1,7 @@
 """What one launch of the sampler gives: tokens on the device at once, on the host once the step is done."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -23,8 +24,7 @@ class RowMasks:
     bits: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """One row's result. `error` says why there is no token (`token_id` is 0 then): the request has failed, no other has.
     `broken`: its logits were no numbers, so what was computed for it may be none either."""
 
@@ -62,6 +62,8 @@ class Draw:
 
     def read(self) -> list[Drawn]:
         tokens, outcomes = self._host.tolist()
+        if self._logprobs is None and outcomes.count(OK) == len(outcomes):
+            return [Drawn(token) for token in tokens]
         return [
             Drawn(
                 token,
