@@ -51,6 +51,15 @@ class Answer:
         if samples:
             self.stream.add(pb.Output(id=self.id, samples=samples_to_pb(samples)))
 
+    def add_token(self, token_id: int) -> None:
+        """`add` of a token of which there is no more to say; a finishing one will follow."""
+        if self.over or self._last is not None:
+            return
+        if self._first_s is None:
+            self._first_s = time.monotonic() - self._started_s
+        self.tokens += 1
+        self.stream.add_token(self.id, token_id)
+
     def add_now(self, sample: Sample) -> None:
         """The first token, from the prefill worker: does not wait for a report of the engine."""
         self.add((sample,))

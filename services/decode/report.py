@@ -179,6 +179,11 @@ class Requests:
             case _:
                 log.warning("the engine sent an unexpected %s", type(notice).__name__)
 
+    def token(self, request_id: str, token_id: int) -> None:
+        entry = self._running.get(request_id)
+        if entry is not None:
+            entry.answer.add_token(token_id)
+
     def _decide(self, entry: Running, matched: Matched) -> None:
         if entry.answer.cancelled:
             return

@@ -87,6 +87,9 @@ class Handoffs:
             case _:
                 log.warning("the engine sent an unexpected %s", type(notice).__name__)
 
+    def token(self, request_id: str, token_id: int) -> None:
+        log.warning("the engine sent a second token of request %s", request_id)
+
     def _renewed(self, opened: GenerationOpened) -> None:
         """Every reader is told; one that does not know the message gets a new session, with a new hello."""
         self.arena = replace(

@@ -247,7 +247,8 @@ class FakeEngine:
         while True:
             await self._step("tokens", life)
             sample = self._sample(r, position)
-            notices: list[Notice] = [base.Generated(r.id, (sample,))]
+            plain = base.Continued((r.id,), (sample.token_id,))  # as an engine says it, but for logprobs
+            notices: list[Notice] = [base.Generated(r.id, (sample,)) if sample.finish else plain]
             position += 1
             if sample.finish:
                 self.running.pop(r.id, None)

@@ -238,8 +238,6 @@ class Engine:
         for sequence in short:
             while self.running.get(sequence.id) is sequence and sequence.holding and sequence.feedable_tokens:
                 had = len(sequence.holding.blocks)
-                if sequence.known_tokens <= had * size:
-                    break
                 if self.cache.extend(sequence.holding, sequence.needs_tokens(self.config.growth_tokens)):
                     self.steps.grow(sequence, had)
                     break
@@ -280,12 +278,10 @@ class Engine:
         try:
             fed, drawn = self.steps.land()
         except StepFailed as failure:
-            self._step_failed(failure)
-            return
+            return self._step_failed(failure)
         drawing = {sequence.id for sequence, _ in drawn}
-        for sequence in fed:
-            if sequence.mode is Mode.OFFER and sequence.id not in drawing:  # else the last blocks go with the end
-                self._notices += self.offers.announce(sequence)
+        for sequence in [s for s in fed if s.mode is Mode.OFFER and s.id not in drawing]:  # else: with the end
+            self._notices += self.offers.announce(sequence)
         if going_on := [(s.id, one.token_id) for s, one in drawn if self._drawn(s, one)]:
             self._notices.append(Continued(*zip(*going_on, strict=True)))
         self.steps.ask()

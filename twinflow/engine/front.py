@@ -28,6 +28,7 @@ from twinflow.engine.base import (
     Answer,
     CacheSnapshot,
     Cancel,
+    Continued,
     Flushed,
     Inspected,
     MatchFound,
@@ -126,7 +127,11 @@ class RoleService(Submissions, Protocol):
         ...
 
     def notice(self, notice: Notice) -> None:
-        """A notice about a request."""
+        """A notice about a request, `Continued` excepted."""
+        ...
+
+    def token(self, request_id: str, token_id: int) -> None:
+        """The next token of a request that goes on."""
         ...
 
     def engine_lost(self, error: TwinflowError) -> None:
@@ -239,6 +244,9 @@ class Front:
         self.load = dataclasses.replace(report.load, pace=pace)
         self.metrics.reported(report)
         for notice in report.notices:
+            if isinstance(notice, Continued):
+                self._continued(notice, role)
+                continue
             try:
                 self._dispatch(notice, role)
             except Exception:  # process edge: what another process said must not stop this one
@@ -246,6 +254,14 @@ class Front:
                 if not isinstance(notice, Answer | Transfer):
                     self.engine.send(Cancel(notice.id))
         self.routers.publish(report.events)
+
+    def _continued(self, notice: Continued, role: RoleService) -> None:
+        for request_id, token_id in zip(notice.ids, notice.token_ids, strict=True):
+            try:
+                role.token(request_id, token_id)
+            except Exception:  # as above
+                log.exception("a token of request %s could not be handled", request_id)
+                self.engine.send(Cancel(request_id))
 
     def _dispatch(self, notice: Notice, role: RoleService) -> None:
         match notice:

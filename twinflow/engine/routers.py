@@ -24,18 +24,24 @@ PACE_EVERY_S = 0.25  # how often a router hears of steps that are of no other in
 
 
 class RouterStream:
-    """One router's stream. Outputs gather until `flush`; after its end they go nowhere."""
+    """One router's stream. Outputs gather, in the message that will carry them, until `flush`; after its end they go nowhere."""
 
     def __init__(self, router_id: str, outbox: Outbox[pb.WorkerMessage], load: Callable[[], Load]) -> None:
         self.router_id = router_id
         self._outbox = outbox
-        self._outputs: list[pb.Output] = []
+        self._message = pb.WorkerMessage()
         self._load = load
         self._load_sent: Load | None = None
         self._pace_due_s = 0.0
 
     def add(self, output: pb.Output) -> None:
-        self._outputs.append(output)
+        self._message.step.outputs.append(output)
+
+    def add_token(self, request_id: str, token_id: int) -> None:
+        """The next token of a request that goes on."""
+        output = self._message.step.outputs.add()
+        output.id = request_id
+        output.samples.add().token_id = token_id
 
     def fail(self, request_id: str, error: TwinflowError) -> None:
         """The terminal output of a request that was not even started."""
@@ -47,11 +53,13 @@ class RouterStream:
         load = self._load()
         now, sent = time.monotonic(), self._load_sent
         paced = sent is None or load != sent or (load.pace != sent.pace and now > self._pace_due_s)
-        if self._outputs or events or paced:
+        step = self._message.step
+        if step.outputs or events or paced:
             self._pace_due_s = now + PACE_EVERY_S
-            step = pb.StepReport(outputs=self._outputs, events=events, load=load_to_pb(load))
-            self._outbox.put(pb.WorkerMessage(step=step))
-            self._outputs, self._load_sent = [], load
+            step.events.extend(events)
+            step.load.CopyFrom(load_to_pb(load))
+            self._outbox.put(self._message)
+            self._message, self._load_sent = pb.WorkerMessage(), load
 
     def send_snapshot(self, snapshot: pb.Snapshot) -> None:
         self._outbox.put(pb.WorkerMessage(snapshot=snapshot))
