@@ -7,7 +7,8 @@ is named by the row of its sequence, and read on the device from where sampling 
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from operator import add
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from twinflow.engine.sequence import Sequence
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 
-TORCH_TYPES = torch.int64, torch.int32, torch.bool
-NUMPY_TYPES = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.bool_)
+DTYPES: dict[type, tuple[Any, Any, Any]] = {
+    torch.Tensor: (torch.int64, torch.int32, torch.bool),
+    np.ndarray: (np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.bool_)),
+}
 
 
 class Part(NamedTuple):
@@ -41,6 +44,11 @@ class Part(NamedTuple):
         start = sequence.holding.position + sequence.flying_tokens
         known = sequence.chain.length
         return cls(sequence, start, tokens, start >= known, start + tokens == known + sequence.flying_draws)
+
+    @classmethod
+    def last_of(cls, sequence: Sequence) -> "Part":
+        """`next_of` where a single token is left: known, or the one in flight."""
+        return cls(sequence, sequence.chain.length + sequence.flying_draws - 1, 1, sequence.flying_draws > 0, True)
 
 
 class BlockTables:
@@ -139,10 +147,10 @@ class Fields(Generic[A]):
     def of(cls, buffer: A, shape: Shape) -> "Fields[A]":
         """Views of a uint8 buffer of at least `shape.size_bytes`, 8-byte aligned."""
         t, b = shape.tokens, shape.sequences
-        int64, int32, flag = TORCH_TYPES if isinstance(buffer, torch.Tensor) else NUMPY_TYPES
-        at = 0
-        views = []
-        for count, dtype in [*[(t, int64)] * 4, *[(b, int64)] * 5, (b + 1, int32), (b, int32), (b, int32), (b, flag)]:
+        int64, int32, flag = DTYPES[type(buffer)]
+        dtypes = [int64] * 9 + [int32] * 3 + [flag]
+        at, views = 0, []
+        for count, dtype in zip([t] * 4 + [b] * 5 + [b + 1, b, b, b], dtypes, strict=True):
             size = count * dtype.itemsize
             views.append(buffer[at : at + size].view(dtype))
             at += size
@@ -151,25 +159,25 @@ class Fields(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the host knows of a packed step. `drawing`: indices of the parts that draw a token, in the order of
-    `logit_rows`."""
+    """What the host knows of a packed step. `sequences`, `starts` and `lens` are its parts by columns; `drawing`: indices of
+    the parts that draw a token, in the order of `logit_rows`."""
 
     parts: tuple[Part, ...]
     shape: Shape
+    sequences: tuple[Sequence, ...]
+    starts: tuple[int, ...]
+    lens: tuple[int, ...]
     drawing: tuple[int, ...]
 
     @classmethod
     def of(cls, parts: Seq[Part]) -> "Plan":
-        drawing = tuple([i for i, p in enumerate(parts) if p.samples])
-        return cls(tuple(parts), Shape(sum([p.tokens for p in parts]), len(parts)), drawing)
+        sequences, starts, lens, _, samples, _ = zip(*parts, strict=True) if parts else ((),) * 6
+        drawing = tuple(range(len(parts))) if all(samples) else tuple([i for i, p in enumerate(parts) if p.samples])
+        return cls(tuple(parts), Shape(sum(lens), len(parts)), sequences, starts, lens, drawing)
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        return tuple([p.start + p.tokens for p in self.parts])
-
-    @property
-    def lens(self) -> tuple[int, ...]:
-        return tuple([p.tokens for p in self.parts])
+        return tuple(map(add, self.starts, self.lens))
 
     @property
     def snapshots(self) -> bool:
@@ -187,9 +195,7 @@ def pack(plan: Plan, shape: Shape, into: Fields[np.ndarray], geometry: ArenaGeom
     KV of positions below a holding's `written_tokens` is there and not written again.
     """
     parts, tokens, sequences = plan.parts, plan.shape.tokens, plan.shape.sequences
-    holdings = [p.sequence.holding for p in parts]
-    starts = np.array([p.start for p in parts], dtype=np.int64)
-    lens = np.array(plan.lens, dtype=np.int64)
+    starts, lens = np.array(plan.starts, dtype=np.int64), np.array(plan.lens, dtype=np.int64)
     ends = np.cumsum(lens)
     into.starts[0] = 0
     into.starts[1 : sequences + 1] = ends
@@ -198,8 +204,8 @@ def pack(plan: Plan, shape: Shape, into: Fields[np.ndarray], geometry: ArenaGeom
     into.starts[sequences + 1 :] = tokens + np.arange(1, empty + 1) if one_each else shape.tokens
     into.contexts[:sequences] = starts + lens
     into.fresh[:sequences] = starts == 0
-    into.rows[:sequences] = [p.sequence.row for p in parts]
-    slots = [h.slot for h in holdings if h is not None]
+    into.rows[:sequences] = [s.row for s in plan.sequences]
+    slots = [s.holding.slot for s in plan.sequences if s.holding]
     into.state_rows[:sequences] = geometry.slot_row(0) - np.array(slots, dtype=np.int64)
     for view, rest in ((into.contexts, 0), (into.fresh, True), (into.rows, tables.empty_row), (into.state_rows, -1)):
         view[sequences:] = rest
@@ -214,8 +220,10 @@ def pack(plan: Plan, shape: Shape, into: Fields[np.ndarray], geometry: ArenaGeom
     into.snapshot_rows[:] = -1
     into.snapshot_after[:] = 0
     singles = np.flatnonzero(lens == 1)
-    if len(singles):
-        _pack_singles([parts[i] for i in singles.tolist()], ends[singles] - 1, into, tables)
+    if len(singles) == sequences:
+        _pack_singles(parts, slice(0, tokens), into.rows[:sequences], into, tables)
+    elif len(singles):
+        _pack_singles([parts[i] for i in singles.tolist()], ends[singles] - 1, into.rows[singles], into, tables)
     for i in np.flatnonzero(lens > 1).tolist():
         _pack_chunk(parts[i], int(ends[i] - lens[i]), into)
         if (snapshot := parts[i].snapshot) is not None:
@@ -223,19 +231,22 @@ def pack(plan: Plan, shape: Shape, into: Fields[np.ndarray], geometry: ArenaGeom
             into.snapshot_rows[i] = geometry.slot_row(snapshot[1])
 
 
-def _pack_singles(parts: Seq[Part], at: np.ndarray, into: Fields[np.ndarray], tables: BlockTables) -> None:
-    """Parts of a single token each, which go to the places `at`."""
-    starts, rows = into.positions[at], np.array([p.sequence.row for p in parts])
-    if all([p.drawn_ahead for p in parts]):
-        into.ids[at] = 0
-        into.sources[at] = rows
+def _pack_singles(
+    parts: Seq[Part], at: np.ndarray | slice, rows: np.ndarray, into: Fields[np.ndarray], tables: BlockTables
+) -> None:
+    """Parts of a single token each, of sequences in `rows`; they go to the places `at`."""
+    if not parts:
+        return
+    ahead = [p.drawn_ahead for p in parts]
+    if all(ahead):
+        into.ids[at], into.sources[at] = 0, rows
     else:
         into.ids[at] = [0 if p.drawn_ahead else p.sequence.chain.token(p.start) for p in parts]
-        into.sources[at] = np.where([p.drawn_ahead for p in parts], rows, -1)
-    size = parts[0].sequence.chain.block_tokens
+        into.sources[at] = np.where(ahead, rows, -1)
+    starts, size = into.positions[at], parts[0].sequence.chain.block_tokens
     slots = tables.host[rows, starts // size].astype(np.int64) * size + starts % size
-    holdings = [p.sequence.holding for p in parts]
-    slots[starts < [h.written_tokens for h in holdings if h is not None]] = -1
+    written = [p.sequence.holding.written_tokens for p in parts if p.sequence.holding]
+    slots[starts < np.array(written)] = -1
     into.kv_slots[at] = slots
 
 

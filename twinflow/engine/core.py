@@ -288,7 +288,7 @@ class Engine:
 
     def _drawn(self, sequence: Sequence, drawn: Drawn) -> bool:
         """True: the request goes on, and of its token there is no more to say than what it is."""
-        if problem := sequence.problem(drawn):
+        if (drawn.error or sequence.guide) and (problem := sequence.problem(drawn)):
             if drawn.broken and sequence.holding is not None:
                 self.cache.withdraw(sequence.holding)  # else whoever has the same prefix fails, too
             self._fail(sequence, problem)
@@ -392,7 +392,7 @@ class Engine:
 
     def _tell_transfer(self) -> None:
         """Peers read from us while hand-offs are open here: over some transports that takes our thread's help."""
-        serving = any(s.mode is Mode.OFFER for s in self.sequences.values())
+        serving = Mode.OFFER in [s.mode for s in self.sequences.values()]
         if self.transfer is not None and serving != self._serving:
             self._serving = serving
             self.transfer.serving(serving)

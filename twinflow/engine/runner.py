@@ -114,10 +114,10 @@ class Runner:
         step = self.cache.begin_step()
         try:
             fields, logits = self._queue(plan)
-            drawing = [plan.parts[i].sequence for i in plan.drawing]
+            drawing = [plan.sequences[i] for i in plan.drawing]
             positions = tuple([len(s.generated) + s.flying_draws for s in drawing])
             flight = Flight(step, plan, Undrawn(fields, logits, positions))
-            if all([s.guide is None for s in drawing]):
+            if all(s.guide is None for s in drawing):
                 self._draw(flight, None)
         except BaseException:
             self._wait()
@@ -154,7 +154,7 @@ class Runner:
                 sequence.flying_tokens -= part.tokens
                 sequence.flying_draws -= part.samples
         self._advance(flight.plan)
-        return [(flight.plan.parts[i].sequence, one) for i, one in zip(flight.plan.drawing, drawn, strict=True)]
+        return [(flight.plan.sequences[i], one) for i, one in zip(flight.plan.drawing, drawn, strict=True)]
 
     def settle(self) -> None:
         """An empty step: copies that the cache has queued since the last one are done when it ends."""
@@ -266,7 +266,7 @@ class Runner:
         """Draws, leaves the tokens where the next step finds them, and marks the end of what the step queues."""
         undrawn, flight.undrawn = flight.undrawn, None
         assert undrawn is not None
-        drawing = [flight.plan.parts[i].sequence for i in flight.plan.drawing]
+        drawing = [flight.plan.sequences[i] for i in flight.plan.drawing]
         if drawing:
             rows = [s.row for s in drawing if s.row is not None]
             logits = undrawn.logits[: len(rows)]

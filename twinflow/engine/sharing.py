@@ -26,7 +26,7 @@ class Sharing:
 
     def of(self, plan: Plan, sequences: int) -> SharedPrefixes | None:
         """For a decode step padded to `sequences`, on the host (pinned beside a GPU); None where sharing does not pay."""
-        rows = tuple([p.sequence.row for p in plan.parts])
+        rows = tuple([s.row for s in plan.sequences])
         key = (self._tables.version, sequences, rows)
         if key != self._key:
             self._key, self._shared = key, self._find(plan, sequences)

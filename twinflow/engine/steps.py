@@ -93,8 +93,8 @@ class Steps:
     def _plan(self) -> list[Part]:
         """What the next step feeds; nothing when no sequence can be fed."""
         ready = [(s, tokens) for s in self.running.values() if (tokens := s.feedable_tokens)]
-        if len(ready) <= self._config.step_tokens and all([tokens == 1 for _, tokens in ready]):
-            return [Part.next_of(s, 1) for s, _ in ready]  # as `plan_step` would have it, without a view of each
+        if len(ready) <= self._config.step_tokens and all(tokens == 1 for _, tokens in ready):
+            return [Part.last_of(s) for s, _ in ready]  # as `plan_step` would have it, without a view of each
         views = [SequenceView(s.id, s.fed_tokens, s.known_tokens, s.chunk_end) for s, _ in ready]
         plan = plan_step(views, self._config.step_tokens, self._config.chunk_tokens)
         return [Part.next_of(self.running[c.id], c.tokens) for c in plan]
