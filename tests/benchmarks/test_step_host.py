@@ -35,4 +35,6 @@ def test_parts_of_a_step(tmp_path: Path) -> None:
     assert found["wait_s"] == 0.0  # nothing is queued on a CPU
     assert 0 < found["launch_s"] + found["land_s"] + found["send_s"] <= found["host_s"]
     assert found["host_s"] == pytest.approx(found["wall_s"], rel=0.5)
-    assert all(found[f"{part}_s"] >= 0 for part in PARTS)
+    assert all(found[f"{part}_s"] >= 0 for part in (*PARTS, "rest", "gc"))
+    assert sum(found[f"{part}_s"] for part in (*PARTS, "rest")) == pytest.approx(found["host_s"])
+    assert found["longest_s"] >= found["host_s"]
