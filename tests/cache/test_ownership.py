@@ -273,6 +273,51 @@ def test_feeding_ends_at_the_chain_and_at_the_reserved_blocks(world):
         world.cache.advance(holding, 1)
 
 
+@pytest.mark.parametrize("lengths", [(4,), (1, 2, 3, 4, 5), (7, 8, 9)], ids=str)
+def test_advancing_each_is_advancing_and_committing_one_by_one(lengths):
+    """Prompts of `lengths` tokens and 9 generated ones each: over block boundaries, at different steps."""
+    together, alone = World(blocks=40, slots=8), World(blocks=40, slots=8)
+    mine, theirs = (
+        [w.reserve(w.chain([i, *range(1, n)]), 9) for i, n in enumerate(lengths)] for w in (together, alone)
+    )
+    for world, holdings in ((together, mine), (alone, theirs)):
+        for holding in holdings:
+            world.feed(holding)
+    for token in range(9):
+        for holding in (*mine, *theirs):
+            holding.chain.push(token)
+        together.cache.advance_each(mine)
+        for holding in theirs:
+            alone.cache.advance(holding, 1)
+            alone.cache.commit(holding)
+        for a, b in zip(mine, theirs, strict=True):
+            assert (a.position, a.written_tokens, a.published_blocks) == (
+                b.position,
+                b.written_tokens,
+                b.published_blocks,
+            )
+        assert together.cache.drain_events() == alone.cache.drain_events()
+        together.cache.check_integrity()
+
+
+def test_advancing_each_refuses_what_advancing_refuses(world):
+    fed, ended = world.reserve(world.chain(range(4)), 0), world.reserve(world.chain([7]), 4)
+    world.feed(fed)
+    world.feed(ended)
+    with pytest.raises(ValueError, match="cannot feed 1 tokens at 4"):
+        world.cache.advance_each([fed])  # at the chain's end
+    fed.chain.push(9)
+    with pytest.raises(ValueError, match="end at 4"):
+        world.cache.advance_each([fed])  # at the reserved blocks' end
+    ended.chain.push(8)
+    world.release(ended, donate=False)
+    with pytest.raises(ValueError, match="released"):
+        world.cache.advance_each([ended])
+    with pytest.raises(ValueError, match="no slot"):
+        world.cache.advance_each([world.hold_prefix(world.chain([1, 2]))])
+    assert (fed.position, ended.position) == (4, 1)
+
+
 def test_a_released_holding_is_dead_and_release_is_idempotent(world):
     holding = world.serve([1, 2, 3])
     world.cache.release(holding, donate=True)

@@ -85,6 +85,24 @@ def test_appending_equals_one_shot(tokens, data):
     assert all(grown.prefix_hash(p) == whole.prefix_hash(p) for p in range(len(tokens) + 1))
 
 
+@given(TOKENS, TOKENS)
+def test_pushing_one_by_one_equals_appending(tokens, more):
+    pushed, appended = chain(tokens), chain(tokens)
+    for token in more:
+        pushed.push(token)
+    appended.append(more)
+    assert len(pushed) == pushed.length == len(tokens) + len(more)
+    assert pushed.tokens() == appended.tokens() and list(pushed.block_hashes) == list(appended.block_hashes)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**32], ids=["negative", "too large"])
+def test_what_is_no_token_id_is_not_pushed(bad):
+    c = chain([1, 2, 3])
+    with pytest.raises(OverflowError):
+        c.push(bad)
+    assert c.tokens() == [1, 2, 3] and c.length == 3
+
+
 def test_a_tail_is_never_taken_for_a_block():
     ids = pack_tokens([1, 2, 3, 4])
     assert tail_hash(ROOT, ids) != block_hash(ROOT, ids)

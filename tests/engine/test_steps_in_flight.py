@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.engine.conftest import Oracle
-from tests.engine.harness import Pair, Worker, request
+from tests.engine.harness import Pair, Worker, each, request
 from tests.engine.test_preemption import preempted
 from tests.models.tiny import prompt
 from twinflow.contracts.requests import FinishReason
@@ -181,3 +181,29 @@ def test_finish_reasons_arrive_with_the_last_token(pair: Pair) -> None:
         notices += worker.turn()
     finishes = [s.finish for n in notices if isinstance(n, Generated) for s in n.samples]
     assert finishes == [None, None, FinishReason.LENGTH]
+
+
+def test_what_a_step_draws_for_requests_that_go_on_is_one_notice(pair: Pair, oracle: Oracle) -> None:
+    """Last tokens, and those with log-probabilities, come on their own, all in the order of their request."""
+    worker = pair.decode
+    prompts = [prompt(20 + i, 30 + i) for i in range(4)]
+    asks = [{"max_tokens": 3}, {"max_tokens": 5}, {"max_tokens": 5}, {"max_tokens": 4, "logprobs": 1}]
+    submits = [
+        base.Submit(request(f"r{i}", p, worker.root, **ask), Mode.LOCAL)
+        for i, (p, ask) in enumerate(zip(prompts, asks, strict=True))
+    ]
+    notices = list(worker.engine.turn(submits).notices)
+    while worker.engine.sequences:
+        report = worker.engine.turn(())
+        notices += report.notices if report else ()
+    made: dict[str, list[int]] = {f"r{i}": [] for i in range(4)}
+    for n in each(notices):
+        if isinstance(n, Generated):
+            made[n.id] += [s.token_id for s in n.samples]
+    assert made == {f"r{i}": oracle(p, asks[i]["max_tokens"]) for i, p in enumerate(prompts)}
+    together = [n.ids for n in notices if isinstance(n, base.Continued)]
+    assert together == [("r0", "r1", "r2")] * 2 + [("r1", "r2")] * 2
+    alone = [n for n in notices if isinstance(n, Generated)]
+    assert sorted(n.id for n in alone) == ["r0", "r1", "r2", *["r3"] * 4]
+    assert all(s.finish or s.logprobs for n in alone for s in n.samples)
+    assert worker.quiet()

@@ -192,3 +192,28 @@ async def test_one_message_per_report_with_events_and_load(pair: Pair) -> None:
     assert (await pair.router.wait("snapshot")).sequence == 5
     await asyncio.sleep(0.05)
     assert len(pair.router.of("step")) == before + 1
+
+
+async def test_a_defect_with_one_token_of_a_step_ends_one_request(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.d_engine.hold("tokens")
+    for name in ("a", "b", "c"):
+        pair.router.submit(submit(name))
+    await until(lambda: len(pair.d_engine.running) == 3)
+    stream = next(iter(pair.d.routers._streams))
+    real = stream.add_token
+
+    def broken(request_id: str, token_id: int) -> None:
+        if request_id == "b":
+            raise RuntimeError("a defect")
+        real(request_id, token_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "add_token", broken)
+        pair.d_engine.report(base.Continued(("a", "b", "c", "unknown"), (7, 8, 9, 10)))
+        await until(lambda: pair.router.tokens("c") == [9])
+        assert pair.router.tokens("a") == [7]
+        await until(lambda: pair.d_engine.sent(base.Cancel))
+    assert [c.id for c in pair.d_engine.sent(base.Cancel)] == ["b"]
+    pair.d_engine.go("tokens")
+    for name in ("a", "c"):
+        assert (await pair.router.end_of(name)).samples[-1].finish == "length"

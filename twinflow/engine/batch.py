@@ -255,9 +255,8 @@ def _pack_chunk(part: Part, at: int, into: Fields[np.ndarray]) -> None:
     assert sequence.holding is not None
     bt = sequence.chain.block_tokens
     into.ids[at : at + part.tokens] = np.frombuffer(sequence.chain.packed(start, end), dtype=np.uint32)
-    where = np.arange(start, end, dtype=np.int64)
     first = start // bt
     blocks = np.asarray(sequence.holding.blocks[first : (end - 1) // bt + 1], dtype=np.int64)
-    slots = blocks[where // bt - first] * bt + where % bt
-    slots[where < sequence.holding.written_tokens] = -1
-    into.kv_slots[at : at + part.tokens] = slots
+    slots = (blocks[:, None] * bt + np.arange(bt)).reshape(-1)  # of all tokens of those blocks
+    slots[: max(0, sequence.holding.written_tokens - first * bt)] = -1
+    into.kv_slots[at : at + part.tokens] = slots[start - first * bt : end - first * bt]
