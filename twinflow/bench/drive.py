@@ -102,7 +102,7 @@ class Driver:
         moved = bool(commands)
         for notice in report.notices if report else ():
             if isinstance(notice, Continued):
-                for id in notice.ids:
+                for id in self._generated.keys() & notice.ids:
                     self._generated[id] += 1
                 moved = True
             elif isinstance(notice, Generated) and notice.id in self._generated:
