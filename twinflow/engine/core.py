@@ -279,9 +279,8 @@ class Engine:
             fed, drawn = self.steps.land()
         except StepFailed as failure:
             return self._step_failed(failure)
-        drawing = {sequence.id for sequence, _ in drawn}
-        for sequence in [s for s in fed if s.mode is Mode.OFFER and s.id not in drawing]:  # else: with the end
-            self._notices += self.offers.announce(sequence)
+        for sequence in [s for s in fed if s.mode is Mode.OFFER and all(s is not one for one, _ in drawn)]:
+            self._notices += self.offers.announce(sequence)  # of one that has ended the last blocks go with its end
         if going_on := [(s.id, one.token_id) for s, one in drawn if self._drawn(s, one)]:
             self._notices.append(Continued(*zip(*going_on, strict=True)))
         self.steps.ask()
