@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from services.cli.plan_table import human
 from twinflow.bench.floor import Footprint
 from twinflow.bench.profile import Profile
 from twinflow.bench.rates import Rates
 from twinflow.bench.run import Bench, Memory, Result
 from twinflow.engine.config import EngineConfig
+from twinflow.engine.memory_table import human
 
 NAME_WIDTH = 72
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 SHARES = {"p50": 0.5, "p99": 0.99}
 SAMPLE_TOKENS = (1, 1024, 4096, 16384, 65536)  # lengths to show when none were given
-UTILISATION = 0.9
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -34,7 +33,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     memory.add_argument("--device-bytes", type=size, metavar="SIZE", help="memory of the device, e.g. 24GiB")
     memory.add_argument("--cache-bytes", type=size, metavar="SIZE", help="memory of the cache alone, e.g. 512MiB")
     add = parser.add_argument
-    add("--utilisation", type=float, default=UTILISATION, metavar="SHARE",
+    add("--utilisation", type=float, default=d["utilisation"], metavar="SHARE",
         help="of the device; the rest is the driver's (default: %(default)s)")  # fmt: skip
     add("--role", choices=[r.value for r in Role], default=Role.BOTH.value, help="default: %(default)s")
     add("--max-running", type=int, default=d["max_running"], metavar="N",
@@ -62,20 +61,11 @@ def run(args: argparse.Namespace) -> int:
     """Imports what needs torch."""
     from services.cli import plan_table
     from twinflow.engine.capacity import Ask, plan_capacity
-    from twinflow.models.checkpoint import read_json
-    from twinflow.models.hub import resolve_config
-    from twinflow.models.shape import describe_model
+    from twinflow.engine.sizing import shape_of
 
     role = Role(args.role)
     lengths = lengths_from(args)
-    path = resolve_config(args.model)
-    shape = describe_model(
-        read_json(path),
-        dtype=args.dtype,
-        block_tokens=args.block_tokens,
-        state_dtype=args.state_dtype,
-        stored_dtype=stored_dtype(path.parent),
-    )
+    shape = shape_of(args.model, dtype=args.dtype, block_tokens=args.block_tokens, state_dtype=args.state_dtype)
     ask = Ask(
         role=role,
         max_running=args.max_running,
@@ -115,14 +105,3 @@ def lengths_from(args: argparse.Namespace) -> "dict[str, Lengths]":
     if args.prompt_tokens < 1 or args.output_tokens < 0:
         raise BadRequest(f"{args.prompt_tokens} prompt and {args.output_tokens} output tokens are no request")
     return {"typical": Lengths(args.prompt_tokens, args.output_tokens)}
-
-
-def stored_dtype(folder: Path) -> str | None:
-    """Of the weights beside a config, None where there are none (or only a part): it matters to "auto" alone."""
-    from twinflow.contracts.errors import ModelError
-    from twinflow.models.checkpoint import Checkpoint
-
-    try:
-        return Checkpoint.open(folder).main_dtype
-    except ModelError:
-        return None

@@ -5,24 +5,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from twinflow.contracts.workers import Role
 from twinflow.engine.capacity import Ask, Bound, Capacity, Lengths, RequestCost
+from twinflow.engine.memory_table import DTYPES, human, memory_lines
 from twinflow.models.shape import ModelShape, by_kind
 
-UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-DTYPES = ("float32", "bfloat16")
 BOUNDS = {
     Bound.STATE: "state: --max-running",
     Bound.ATTENTION: "attention: blocks",
     Bound.MODEL: "the model's context",
 }
-
-
-def human(size_bytes: int) -> str:
-    for unit, name in UNITS:
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:.2f} {name}"
-    return f"{size_bytes} B"
 
 
 def lines(
@@ -40,7 +31,7 @@ def lines(
     if shape.refusal:
         yield f"  sized only: {shape.refusal}"
     yield ""
-    yield from _memory(shape, ask, capacity)
+    yield from memory_lines(shape, ask, capacity)
     yield ""
     yield from _tensors(shape) if tensors else ()
     token, model = capacity.token_bytes, capacity.max_model_tokens
@@ -110,31 +101,6 @@ def as_json(
         "options": options(shape, ask, capacity),
         **({"tensors": [_tensor_json(*item) for item in by_kind(shape.tensors).items()]} if tensors else {}),
     }
-
-
-def _memory(shape: ModelShape, ask: Ask, capacity: Capacity) -> Iterator[str]:
-    g, c = capacity.geometry, capacity
-    if c.usable_bytes is not None and c.device_bytes is not None:
-        others = ", ".join(f"{d} {human(shape.weights_bytes(d))}" for d in DTYPES if d != shape.dtype)
-        yield _row("device", c.device_bytes, "")
-        yield _row("usable", c.usable_bytes, f"{ask.utilisation:.0%} of it")
-        yield _row("weights", c.weights_bytes, f"{shape.dtype} ({others})")
-        yield _row("workspace", c.workspace_bytes, "")
-        for term in c.workspace:
-            yield _row(f"  {term.name}", term.size_bytes, term.formula)
-    yield _row("arena", g.total_bytes, "")
-    yield _row(
-        "  blocks", c.blocks_bytes, f"{g.blocks:,} × {human(g.block_bytes)}, {c.layout.block_tokens} tokens each"
-    )
-    further = "checkpoints and prompts under lease" if c.role is Role.PREFILL else "checkpoints"
-    what = f"{g.slot_floor:,} × {human(g.slot_bytes)}: {c.max_running:,} running + {g.slot_floor - c.max_running:,} {further}"
-    yield _row("  slots", c.slots_bytes, what)
-    yield _row("  unused", c.unused_bytes, f"{c.unused_bytes / g.total_bytes:.3%} of the arena")
-    yield f"{'':<30} the boundary moves on demand: up to {g.slots:,} slots beside {g.block_floor:,} blocks"
-
-
-def _row(name: str, size_bytes: int, text: str) -> str:
-    return f"{name:<16} {human(size_bytes):>12}  {text}".rstrip()
 
 
 def _costs(capacity: Capacity, costs: Mapping[str, RequestCost], lengths: Mapping[str, Lengths]) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from twinflow.cache.arena import Arena, ArenaGeometry
+from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
 from twinflow.cache.hybrid import HybridCache
 from twinflow.cache.private import PrivateCache
@@ -18,6 +19,8 @@ from twinflow.engine.base import Flush, Mode, Ready, Submit, Work
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.core import Engine
 from twinflow.engine.guides import GuideReady, Guides, in_background
+from twinflow.engine.memory_table import memory_lines
+from twinflow.engine.sizing import device_memory, plan_worker
 from twinflow.grammar.base import Compiler
 from twinflow.grammar.cache import GrammarCache
 from twinflow.grammar.llguidance import LlguidanceCompiler
@@ -49,15 +52,16 @@ def build_engine(
         if not torch.cuda.is_available():
             raise ModelError(f"device={config.device}: torch {torch.__version__} finds no GPU here", param="device")
         torch.cuda.set_device(torch.device(config.device).index or 0)  # kernels are launched on the current device
+    shape, ask, capacity = plan_worker(config, device_memory(config.device))
+    for line in memory_lines(shape, ask, capacity):
+        log.info("%s", line)
+    geometry = capacity.geometry
+    config = replace(config, cache_bytes=geometry.total_bytes)
     model = _model(config)
-    try:
-        geometry = ArenaGeometry.split(model.layout, config.cache_bytes, config.max_running + config.checkpoint_slots)
-    except ValueError as error:
-        raise ModelError(str(error), param="cache_bytes") from error
     try:
         arena = Arena(model.layout, geometry, config.device)
     except MemoryError as error:
-        raise ModelError(f"{error}; lower cache_bytes", param="cache_bytes") from error
+        raise ModelError(f"{error}; lower cache_bytes or utilisation", param="cache_bytes") from error
     cache = (HybridCache if config.prefix_cache else PrivateCache)(model.layout, geometry, arena)
     link, thread = open_transfer(config, arena, on_event, transport) if transport else (None, None)
     ready = describe(config, model, arena, cache, link)

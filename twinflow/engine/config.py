@@ -15,7 +15,6 @@ CHOICES = {
     "attention": ("auto", "cudnn", "triton"),
 }
 POSITIVE = (
-    "cache_bytes",
     "max_running",
     "block_tokens",
     "step_tokens",
@@ -25,6 +24,7 @@ POSITIVE = (
     "grammar_threads",
 )
 NOT_NEGATIVE = (
+    "cache_bytes",
     "checkpoint_slots",
     "checkpoint_interval_tokens",
     "reserve_wait_s",
@@ -50,7 +50,13 @@ class EngineConfig:
         "auto", "auto = the model's weights; dummy = random ones, from its config alone, to measure with"
     )
     device: str = setting("cpu", "cpu, cuda or cuda:N")
-    cache_bytes: int = setting(256 << 20, "of the arena that holds attention blocks and state slots")
+    cache_bytes: int = setting(
+        0, "of the arena that holds attention blocks and state slots; 0 = what `utilisation` leaves, on CPU 256 MiB"
+    )
+    utilisation: float = setting(
+        0.9,
+        "share of a GPU's memory for weights, workspace and arena; for nothing where cache_bytes is given, or on CPU",
+    )
     max_running: int = setting(16, "requests that run at once, each with a state slot of its own")
     checkpoint_slots: int = setting(16, "state slots that checkpoints have at least; more where blocks leave room")
     checkpoint_interval_tokens: int = setting(0, "between states saved inside a prompt; 0 = from the model's sizes")
@@ -67,7 +73,7 @@ class EngineConfig:
     # What a read that does not end has taken comes back only when the agent that posted it is destroyed.
     doomed_limit_bytes: int = setting(
         0,
-        "memory lost to reads that do not end, above which a new transfer generation frees it; 0 = 1/8 of cache_bytes",
+        "memory lost to reads that do not end, above which a new transfer generation frees it; 0 = 1/8 of the arena",
     )
     doomed_limit_s: float = setting(10.0, "the same for its age: a healthy read ends long before")
     generation_drain_s: float = setting(5.0, "how long healthy reads of an old transfer generation have to finish")
@@ -87,6 +93,8 @@ class EngineConfig:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise BadRequest(f"{name}={getattr(self, name)!r} is none of {', '.join(allowed)}", param=name)
+        if not 0 < self.utilisation <= 1:
+            raise BadRequest(f"utilisation={self.utilisation:g} must be above 0 and at most 1", param="utilisation")
         for name in POSITIVE:
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name}={getattr(self, name)} must be at least 1", param=name)
