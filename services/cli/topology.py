@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import os
 import socket
 import sys
@@ -14,6 +15,7 @@ from services.cli.cluster import ClusterPlan, free_ports
 from services.cli.process import ProcessSpec
 from services.cli.serve import PARENT_ENV
 from twinflow.contracts.errors import BadRequest, ModelError
+from twinflow.engine.config import UTILISATION
 from twinflow.models.hub import resolve_folder
 from twinflow.node.settings import parse_int
 
@@ -180,10 +182,19 @@ def worker_options(settings: ClusterSettings, service: str, name: str, port: int
         "engine.device": settings.device,
         "engine.dtype": settings.dtype,
         "engine.cache-bytes": settings.cache_bytes,
+        "engine.utilisation": share_of_device(settings),
         "engine.transport": settings.transport or ("none" if aggregated else None),
         "engine.verify": settings.verify,
         "engine.prefix-cache": None if service == "prefill" or settings.decode_prefix_cache else "false",
     }
+
+
+def share_of_device(settings: ClusterSettings) -> float | None:
+    """Of the one GPU that all workers are on, for each; None where each has the default."""
+    workers = settings.prefill + settings.decode
+    if not (settings.device or "").startswith("cuda") or workers == 1:
+        return None
+    return math.floor(100 * UTILISATION / workers) / 100
 
 
 def router_options(settings: ClusterSettings, http_port: int, registry_port: int) -> dict[str, object]:

@@ -49,6 +49,19 @@ def test_without_prefill_workers_decode_workers_are_aggregated() -> None:
         assert (engine.role, engine.transport, engine.worker_id) == (Role.BOTH, "none", name)
 
 
+def test_workers_on_one_gpu_share_it() -> None:
+    """Unless they are set otherwise."""
+    on_one = plan(ClusterSettings("org/model", prefill=1, decode=2, device="cuda", port=0))
+    shares = [load_prefill(options(on_one, "prefill-0")).engine.utilisation]
+    shares += [load_decode(options(on_one, f"decode-{i}")).engine.utilisation for i in range(2)]
+    assert shares == [0.3, 0.3, 0.3]
+    alone = plan(ClusterSettings("org/model", prefill=0, decode=1, device="cuda", port=0))
+    assert load_decode(options(alone, "decode-0")).engine.utilisation == 0.9
+    own = (("decode", "engine.device=cuda:1"), ("decode", "engine.utilisation=0.8"))
+    apart = plan(ClusterSettings("org/model", device="cuda:0", extra=own, port=0))
+    assert load_decode(options(apart, "decode-0")).engine.utilisation == 0.8
+
+
 def test_set_reaches_its_kind_or_its_process_and_wins() -> None:
     made = plan(
         ClusterSettings(

@@ -33,6 +33,7 @@ NOT_NEGATIVE = (
     "doomed_limit_s",
     "generation_drain_s",
 )
+UTILISATION = 0.9  # what is left is the driver's, its contexts' and other processes'
 DOOMED_SHARE = 8  # of the arena: so much less cache is felt, and a change of generation costs little against it
 
 
@@ -54,7 +55,7 @@ class EngineConfig:
         0, "of the arena that holds attention blocks and state slots; 0 = what `utilisation` leaves, on CPU 256 MiB"
     )
     utilisation: float = setting(
-        0.9,
+        UTILISATION,
         "share of a GPU's memory for weights, workspace and arena; for nothing where cache_bytes is given, or on CPU",
     )
     max_running: int = setting(16, "requests that run at once, each with a state slot of its own")
