@@ -47,6 +47,27 @@ def test_tokens_are_those_of_an_undisturbed_run(model: HybridModel, oracle: Orac
     worker.close()
 
 
+def test_who_yields_resumes_at_its_published_state(model: HybridModel, oracle: Oracle) -> None:
+    """Where nothing has to go for the others, coming back computes one token anew, not prompt and reply."""
+    worker = tight(model, 12)
+    asked, new = prompt(5, 100), 90
+    tokens, done, yielded_at = [], False, None
+    notices = worker.turn(base.Submit(request("r", asked, worker.root, max_tokens=new), Mode.LOCAL))
+    while not done:
+        for notice in notices:
+            tokens += [s.token_id for s in notice.samples] if isinstance(notice, base.Generated) else []
+            done |= isinstance(notice, base.Done)
+        if yielded_at is None and len(tokens) >= 40:
+            yielded_at = len(tokens)
+            worker.engine._preempt(worker.engine.running["r"])
+            assert not worker.engine.running
+        notices = worker.turn()
+    assert (yielded_at, tokens) == (40, oracle(asked, new))
+    assert worker.engine.runner.work.prefill_tokens <= len(asked) + 1
+    assert worker.quiet()
+    worker.close()
+
+
 def test_a_request_near_the_ceiling_runs_alone_to_its_end(model: HybridModel, oracle: Oracle) -> None:
     worker = tight(model, 6)
     big, small = prompt(1, 130), prompt(2, 60)
