@@ -55,7 +55,7 @@ class Driver:
                         open_.discard(notice.id)
             if not open_:
                 return [made[r.id] for r in requests]
-            inbound = [] if self.engine.busy else [self._inbox.get(timeout=30)]
+            inbound = []
             while not self._inbox.empty():
                 inbound.append(self._inbox.get())
             report = self.engine.turn(inbound)

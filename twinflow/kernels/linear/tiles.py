@@ -7,7 +7,7 @@ than that is cut along its columns too, into parts that are summed up later.
 
 from dataclasses import dataclass
 
-MAX_TOKENS = 64  # beyond, the library's products are as fast or faster
+MAX_TOKENS = 64  # beyond, the library's products are as fast or faster; for few and long rows, beyond twice as many
 ROWS = 64  # the matrix unit's
 PROGRAMS = 2  # at once on a multiprocessor
 
@@ -38,7 +38,8 @@ def choose_tile(
 ) -> Tile | None:
     """For `tokens` tokens and half-precision weights (rows, inner), two such matrices if `gated`. `partial`: parts may be
     left to be summed up by somebody else. None: better left to the library."""
-    if not 0 < tokens <= MAX_TOKENS or inner % 128:
+    most = 2 * MAX_TOKENS if partial and inner >= 3 * rows else MAX_TOKENS
+    if not 0 < tokens <= most or inner % 128:
         return None
     tiles = -(-rows // ROWS)
     parts = max(1, min(multiprocessors // tiles, inner // 512)) if partial else 1
