@@ -28,25 +28,22 @@ def unpack_tokens(packed: bytes) -> list[int]:
     return array("I", packed).tolist()
 
 
-def _h(tag: bytes, *parts: bytes) -> bytes:
-    h = hashlib.blake2b(tag, digest_size=HASH_BYTES)
-    for p in parts:
-        h.update(p)
-    return h.digest()
+def _h(message: bytes) -> bytes:
+    return hashlib.blake2b(message, digest_size=HASH_BYTES).digest()
 
 
 def root_hash(fingerprint: str, tenant: str = "", cache_salt: str = "", adapter: str = "") -> bytes:
     """The root that every chain of this (model, tenant, salt, adapter) starts from; parts are length-prefixed."""
     parts = [s.encode() for s in (fingerprint, tenant, cache_salt, adapter)]
-    return _h(b"root", *(struct.pack("<I", len(p)) + p for p in parts))
+    return _h(b"root" + b"".join([struct.pack("<I", len(p)) + p for p in parts]))
 
 
 def block_hash(parent: bytes, block_ids: bytes) -> bytes:
-    return _h(b"block", parent, block_ids)
+    return _h(b"block" + parent + block_ids)
 
 
 def tail_hash(parent: bytes, tail_ids: bytes) -> bytes:
-    return _h(b"tail", parent, tail_ids)
+    return _h(b"tail" + parent + tail_ids)
 
 
 def chain_hashes(root: bytes, packed: bytes, block_tokens: int) -> list[bytes]:

@@ -1,6 +1,6 @@
 """The choice: filter workers, score what is left, pick. Pure: the same snapshot, request and policy give the same choice."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import numpy as np
@@ -13,23 +13,37 @@ from services.router.schedule.base import (
     Policy,
     RouteRequest,
     Snapshot,
+    WorkerFacts,
 )
+from services.router.schedule.few import FEW, MAX_OTHERS, can_choose, choose_few
 from services.router.schedule.filters import DECODERS, drops, usable_decoders
 from services.router.schedule.limits import fits, too_long
 from services.router.schedule.options import Options, options
 
-MAX_OTHERS = 5  # alternatives that a choice tells
-
 
 def choose(snapshot: Snapshot, request: RouteRequest, policy: Policy) -> Choice:
     """Raises NoDecodeWorker when nobody can decode, TooLong when no worker could ever hold the request."""
-    random = Random(request.tie_seed)
     reasons = drops(snapshot.workers, request, policy)
     kept = [w for w, reason in zip(snapshot.workers, reasons, strict=True) if reason is None]
     decoders = usable_decoders(snapshot, request, policy, [w for w in kept if w.record.role in DECODERS])
     fitting = [w for w in decoders if fits(w.record, request)]
     if not fitting:
         raise too_long([w.record for w in decoders], request.prompt_tokens, request.max_tokens)
+    dropped = {w.record.id: r.value for w, r in zip(snapshot.workers, reasons, strict=True) if r is not None}
+    among = choose_few if len(kept) <= FEW and can_choose(policy) else choose_many
+    return among(fitting, kept, snapshot, request, policy, dropped)
+
+
+def choose_many(
+    fitting: Sequence[WorkerFacts],
+    kept: Sequence[WorkerFacts],
+    snapshot: Snapshot,
+    request: RouteRequest,
+    policy: Policy,
+    dropped: Mapping[str, str],
+) -> Choice:
+    """As `few.choose_few`, with arrays."""
+    random = Random(request.tie_seed)
     layouts = list(dict.fromkeys(w.record.fingerprint for w in fitting))
     groups = [
         options([w for w in fitting if w.record.fingerprint == layout], kept, layout, snapshot, request, policy, random)
@@ -37,7 +51,6 @@ def choose(snapshot: Snapshot, request: RouteRequest, policy: Policy) -> Choice:
     ]
     total = np.concatenate([group.total for group in groups])
     picked = policy.picker(total, random, request.turn)
-    dropped = {w.record.id: r.value for w, r in zip(snapshot.workers, reasons, strict=True) if r is not None}
     return _choice(groups, total, picked, request, policy, dropped)
 
 
@@ -47,7 +60,7 @@ def _choice(
     picked: int,
     request: RouteRequest,
     policy: Policy,
-    dropped: dict[str, str],
+    dropped: Mapping[str, str],
 ) -> Choice:
     places = [(group, at) for group in groups for at in range(len(group.decode))]
     best, at = places[picked]

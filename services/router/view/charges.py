@@ -27,6 +27,8 @@ class Charges:
     _prompts: dict[str, _Prompt] = field(default_factory=dict)  # in order of arrival
     _left: int = 0
     _new: dict[str, int] = field(default_factory=dict)
+    _waiting: set[str] = field(default_factory=set)  # prompts that are not done
+    _elsewhere: int = 0  # of those, the ones whose requests run elsewhere
 
     # ---- what happens ----
 
@@ -36,6 +38,8 @@ class Charges:
         self._prompts[request_id] = _Prompt(tokens, tokens)
         self._new[request_id] = tokens
         self._left += tokens
+        self._waiting.add(request_id)
+        self._elsewhere += request_id not in self.requests
 
     def prefilled(self, request_id: str) -> None:
         """Nothing is left to compute for it. Unknown ids are ignored."""
@@ -44,8 +48,11 @@ class Charges:
             self._left -= prompt.left
             prompt.done = True
             self._new.pop(request_id, None)
+            self._waiting.discard(request_id)
+            self._elsewhere -= request_id not in self.requests
 
     def run(self, request_id: str) -> None:
+        self._elsewhere -= request_id in self._waiting and request_id not in self.requests
         self.requests.add(request_id)
         self.new_requests.add(request_id)
 
@@ -65,7 +72,8 @@ class Charges:
             prompt.left -= done
             self._left -= 0 if prompt.done else done
             computed_tokens -= done
-        self._prompts = {id: prompt for id, prompt in self._prompts.items() if not prompt.done}
+        if len(self._prompts) > len(self._waiting):
+            self._prompts = {id: prompt for id, prompt in self._prompts.items() if not prompt.done}
 
     # ---- what it amounts to ----
 
@@ -73,7 +81,7 @@ class Charges:
         return max(len(self.requests), load.running + load.waiting + len(self.new_requests))
 
     def queued_prefill_tokens(self, load: Load) -> int:
-        if load.running + load.waiting <= len(self.requests | self._waiting):  # all of them are ours
+        if load.running + load.waiting <= len(self.requests) + self._elsewhere:  # all of them are ours
             return self._left
         return max(self._left, load.queued_prefill_tokens + sum(self._new.values()))
 
@@ -81,10 +89,6 @@ class Charges:
     def waiting_prompts(self) -> int:
         """Prompts of this router that are not computed yet."""
         return len(self._waiting)
-
-    @property
-    def _waiting(self) -> set[str]:
-        return {id for id, prompt in self._prompts.items() if not prompt.done}
 
     def computing_tokens(self, computed_tokens: int) -> int:
         """Length of the prompt that these tokens, computed since the last report, were of. 0 = none of ours, or several."""

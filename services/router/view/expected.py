@@ -2,16 +2,34 @@
 
 The next request with the same prefix is priced as if it were there already. What the workers then really store comes with their
 events; an expectation that did not come true ends by itself.
+
+Keys that come together share one entry and leave together, by the list in which they came: finding the oldest one by walking
+the table from its front would pass all that has left before.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from services.router.view.table import U64, WORDS
 
-MAX_KEYS = 200_000  # about 150 B each
+MAX_KEYS = 200_000  # about 110 B each
+MAX_LISTED = 4 * MAX_KEYS  # times that keys are in lists, 8 B each: one that is expected again is in several
 MASK = 2**64 - 1
+
+Entry = tuple[int, float, int]  # columns as bits, until (monotonic seconds), number of the list that it came with last
+
+
+@dataclass(slots=True)
+class _Came:
+    """Keys that came together; `at` = the first one that has not left."""
+
+    number: int
+    keys: Sequence[int]
+    until_s: float
+    at: int = 0
 
 
 class Expected:
@@ -19,35 +37,74 @@ class Expected:
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
         self._max_keys = max_keys
-        self._entries: dict[int, tuple[int, float]] = {}  # key → (columns as bits, monotonic seconds)
+        self._entries: dict[int, Entry] = {}
+        self._came: deque[_Came] = deque()
+        self._listed = 0  # keys in `_came`
+        self._number = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, column: int, keys: Sequence[int], until_s: float, now_s: float) -> None:
         entries, bit = self._entries, 1 << column
-        for key in keys:
-            columns, last_s = entries.pop(key, (0, 0.0))
-            columns = columns if last_s > now_s else 0
-            entries[key] = (columns | bit, max(until_s, last_s))
-        while entries:
-            oldest = next(iter(entries))
-            if len(entries) <= self._max_keys and entries[oldest][1] > now_s:
+        self._number += 1
+        fresh: Entry = (bit, until_s, self._number)
+        last_s = until_s
+        if any(map(entries.get, keys)):
+            merged: dict[Entry, Entry] = {}
+            for key in keys:
+                old = entries.get(key)
+                if old is None:
+                    entries[key] = fresh
+                    continue
+                if old not in merged:
+                    columns = old[0] if old[1] > now_s else 0
+                    merged[old] = (columns | bit, max(until_s, old[1]), self._number)
+                    last_s = max(last_s, old[1])
+                entries[key] = merged[old]
+        else:
+            entries.update(dict.fromkeys(keys, fresh))
+        self._came.append(_Came(self._number, keys, last_s))
+        self._listed += len(keys)
+        self._forget_old(now_s)
+
+    def _forget_old(self, now_s: float) -> None:
+        while self._came:
+            oldest = self._came[0]
+            many = max(len(self._entries) - self._max_keys, self._listed - MAX_LISTED)
+            if oldest.until_s > now_s and many <= 0:
                 break
-            del entries[oldest]
+            left = len(oldest.keys) - oldest.at
+            going = left if oldest.until_s <= now_s else min(left, many)
+            for key in oldest.keys[oldest.at : oldest.at + going]:
+                entry = self._entries.get(key)
+                if entry is not None and entry[2] == oldest.number:
+                    del self._entries[key]
+            oldest.at += going
+            self._listed -= going
+            if going == left:
+                self._came.popleft()
 
     def forget(self, column: int) -> None:
         kept = ~(1 << column)
-        self._entries = {k: (c & kept, t) for k, (c, t) in self._entries.items() if c & kept}
+        self._entries = {k: (c & kept, t, n) for k, (c, t, n) in self._entries.items() if c & kept}
+
+    def has(self, key: int) -> bool:
+        """Somebody is expected to hold it, or was until a moment ago."""
+        return key in self._entries
 
     def merge(self, sets: U64, keys: U64, now_s: float) -> U64:
         """Adds the columns expected at `keys` (n,) to `sets` (n, WORDS), in place."""
-        entries = self._entries
-        if entries:
-            for i, key in enumerate(keys.tolist()):
-                found = entries.get(key)
-                if found is not None and found[1] > now_s:
-                    sets[i] |= words_of(found[0])
+        if not self._entries:
+            return sets
+        found = list(map(self._entries.get, keys.tolist()))
+        if any(found):
+            places: dict[int, list[int]] = {}
+            for i, entry in enumerate(found):
+                if entry is not None and entry[1] > now_s:
+                    places.setdefault(entry[0], []).append(i)
+            for columns, at in places.items():
+                sets[at] |= words_of(columns)
         return sets
 
 

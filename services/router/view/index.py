@@ -132,6 +132,8 @@ class HitIndex:
     def holdings(self, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings:
         """Of all columns; they mean something for workers of this record's layout."""
         block_tokens = record.block_tokens
+        if self._nobody(record, prompt):
+            return self._nothing(block_tokens)
         held = self._unbroken(prompt.block_keys(record), now_s)
         blocks = self._bits(held)
         reach = blocks.sum(axis=0, dtype=np.int64) * block_tokens
@@ -143,6 +145,19 @@ class HitIndex:
         deepest[columns] = (at + 1) * block_tokens  # ascending: the last one of a column stays
         found = Holdings(reach, deepest, points, block_tokens)
         return self._with_tails(found, record, prompt, now_s)
+
+    def _nobody(self, record: WorkerRecord, prompt: PromptKeys) -> bool:
+        """Certainly no column holds anything of it: its first block is nowhere, and no state was ever saved inside one. Most
+        new prompts; looking up one key is not worth the arrays."""
+        first = prompt.block_numbers(record)[:1]
+        if first and (first[0] in self._gathered or self.expected.has(first[0]) or self._table.may_have(first[0])):
+            return False
+        return not self._positions[: min(record.block_tokens, prompt.tokens)].any()
+
+    def _nothing(self, block_tokens: int) -> Holdings:
+        columns = 64 * self._words
+        none = np.zeros(columns, np.int64)
+        return Holdings(none, none, np.zeros((0, columns), np.uint8), block_tokens)
 
     def _unbroken(self, keys: U64, now_s: float) -> U64:
         """(n, WORDS) columns that hold every block up to this one, until nobody does."""
@@ -222,8 +237,7 @@ def _arrays(pairs: list[tuple[int, int]]) -> tuple[U64, NDArray[np.int64]]:
 
 def expected_blocks(record: WorkerRecord, prompt: PromptKeys) -> list[int]:
     """Keys of the blocks that a worker will hold once it has this prompt."""
-    keys: list[int] = prompt.block_keys(record).tolist()
-    return keys
+    return prompt.block_numbers(record)
 
 
 def expected_states(record: WorkerRecord, prompt: PromptKeys, resumed_tokens: int, reach_tokens: int) -> list[int]:

@@ -21,13 +21,18 @@ class PromptKeys:
         self._salt = cache_salt
         self._chains: dict[tuple[str, int], TokenChain] = {}
         self._block_keys: dict[tuple[str, int], U64] = {}
+        self._block_numbers: dict[tuple[str, int], list[int]] = {}
+        self._roots: dict[str, bytes] = {}
 
     def extended(self, packed: bytes) -> "PromptKeys":
         """Of the prompt with these tokens behind it."""
         return PromptKeys(self.packed + packed, self._tenant, self._salt)
 
     def root(self, fingerprint: str) -> bytes:
-        return root_hash(fingerprint, self._tenant, self._salt)
+        root = self._roots.get(fingerprint)
+        if root is None:
+            root = self._roots[fingerprint] = root_hash(fingerprint, self._tenant, self._salt)
+        return root
 
     def block_hashes(self, record: WorkerRecord) -> list[bytes]:
         return list(self._chain(record).block_hashes)
@@ -36,8 +41,15 @@ class PromptKeys:
         """(full blocks,) key of every block boundary, ascending."""
         key = (record.fingerprint, record.block_tokens)
         if key not in self._block_keys:
-            self._block_keys[key] = keys_of(self.block_hashes(record))
+            self._block_keys[key] = keys_of(self._chain(record).block_hashes)
         return self._block_keys[key]
+
+    def block_numbers(self, record: WorkerRecord) -> list[int]:
+        """`block_keys` as plain numbers; not to be changed."""
+        key = (record.fingerprint, record.block_tokens)
+        if key not in self._block_numbers:
+            self._block_numbers[key] = self.block_keys(record).tolist()
+        return self._block_numbers[key]
 
     def tail_keys(self, record: WorkerRecord, positions: Sequence[int]) -> U64:
         """(n,) keys of these prefixes."""

@@ -42,6 +42,7 @@ class KeyTable:
         self._keys: U64 = np.zeros(rows, np.uint64)
         self._ages: NDArray[np.uint16] = np.zeros(rows, np.uint16)  # epoch; 0 = the row is free
         self._sets: U64 = np.zeros((rows, WORDS), np.uint64)
+        self._keys_as_bytes = memoryview(self._keys).cast("B")
         self._buckets = FIRST_BUCKETS
         self._level = FIRST_BUCKETS  # buckets when this round of splits began
         self._entries = 0
@@ -76,6 +77,16 @@ class KeyTable:
         found: U64 = self._sets[np.maximum(rows, 0)]
         found[rows < 0] = 0
         return found
+
+    def may_have(self, key: int) -> bool:
+        """False: certainly not. For one key, where `lookup` is about the arrays more than about the key."""
+        wanted = key.to_bytes(8, "little")
+        for half in (key & 0xFFFFFFFF, key >> 32):
+            at = half & (2 * self._level - 1)
+            start = (at if at < self._buckets else at - self._level) * WAYS * 8
+            if wanted in bytes(self._keys_as_bytes[start : start + WAYS * 8]):
+                return True
+        return False
 
     def _addresses(self, hashes: U64) -> I64:
         at = (hashes & np.uint64(2 * self._level - 1)).astype(np.int64)

@@ -150,7 +150,7 @@ class View:
                 keys = expected_blocks(worker.record, prompt)
                 if worker is prefill:
                     resumed = prompt.tokens - choice.prefill_tokens
-                    keys += expected_states(worker.record, prompt, resumed, choice.prefill_attention_tokens)
+                    keys = keys + expected_states(worker.record, prompt, resumed, choice.prefill_attention_tokens)
                 self._index.expected.add(worker.feed.column, keys, until_s, now)
 
     def prefilled(self, request_id: str) -> None:

@@ -1,0 +1,280 @@
+"""The choice among few workers: what `options` and `cost` do with arrays, in plain numbers, one worker after the other.
+
+For a handful of workers an array takes ten times what is computed in it. The formulas are those of `cost`, in the same order, so
+that the choice is the same to the last bit; tests hold one against the other. Pure.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from services.router.schedule.base import (
+    NO_RATES,
+    Candidate,
+    Choice,
+    ChoiceKind,
+    Policy,
+    Reason,
+    RouteRequest,
+    Snapshot,
+    WorkerFacts,
+)
+from services.router.schedule.cost import (
+    BLOCK_BYTES_PER_TOKEN,
+    LINK_BYTES_PER_S,
+    NOISE,
+    OBSERVATIONS,
+    PREFILL_TOKENS_PER_S,
+    SLOT_BYTES,
+    SOON,
+    STEP_S,
+    STEP_SLOPE_S,
+    Cost,
+)
+from services.router.schedule.limits import limit_tokens
+from services.router.schedule.options import DEFAULT_REPLY_TOKENS, MAX_CANDIDATES
+from services.router.schedule.pick import least
+from services.router.schedule.rates import Line, Rates
+from twinflow.contracts.workers import Role
+
+FEW = 8
+MAX_OTHERS = 5  # alternatives that a choice tells
+
+Terms = dict[str, float]
+
+
+def can_choose(policy: Policy) -> bool:
+    return isinstance(policy.scorer, Cost) and policy.picker is least
+
+
+def choose_few(
+    fitting: Sequence[WorkerFacts],
+    kept: Sequence[WorkerFacts],
+    snapshot: Snapshot,
+    request: RouteRequest,
+    policy: Policy,
+    dropped: Mapping[str, str],
+) -> Choice:
+    """`fitting` are decode workers, `kept` all that are options. Both in the snapshot's order, `fitting` not empty."""
+    random = Random(request.tie_seed)
+    seats = []
+    for layout in dict.fromkeys(w.record.fingerprint for w in fitting):
+        decoders = [w for w in fitting if w.record.fingerprint == layout]
+        seats += _Layout(decoders, kept, layout, snapshot, request, policy, random).seats()
+    best = min(s.total for s in seats)
+    picked = random.choice([i for i, s in enumerate(seats) if s.total <= best])
+    order = sorted(range(len(seats)), key=lambda i: seats[i].total)[: MAX_OTHERS + 1]
+    others = {seats[i].name: seats[i].total for i in order if i != picked}
+    return seats[picked].choice(dict(list(others.items())[:MAX_OTHERS]), dropped)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """`reach` and `usable` as the policy reads them."""
+
+    facts: WorkerFacts
+    reach: float
+    usable: float
+    terms: Terms = field(default_factory=dict)  # by itself
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One decode worker with the best that can be done there. `pairs`: totals with each peer, infinite where it is broken."""
+
+    layout: "_Layout"
+    decode: _Worker
+    own: Terms
+    bound: bool
+    paired: list[Terms]
+    pairs: list[float]
+    best: int
+    remote: float
+    total: float
+    local: tuple[Terms, float] | None = None  # its terms and the longest suffix, where that was looked at
+    is_local: bool = False
+
+    @property
+    def alone(self) -> bool:
+        return math.isinf(self.remote)
+
+    @property
+    def name(self) -> str:
+        decode = self.decode.facts.record.id
+        return decode if self.is_local else f"{self.layout.peers[self.best].facts.record.id}→{decode}"
+
+    def reason(self) -> Reason:
+        if self.decode.facts.record.role is Role.BOTH:
+            return Reason.ROLE_BOTH
+        if self.alone:
+            return Reason.NO_PREFILL_WORKER
+        if self.is_local:
+            return Reason.SHORT_SUFFIX
+        short = self.layout.tokens - self.decode.usable <= self.layout.policy.local_max_tokens
+        return Reason.DECODE_BOUND if short and self.bound else Reason.LONG_SUFFIX
+
+    def choice(self, others: Mapping[str, float], dropped: Mapping[str, str]) -> Choice:
+        layout, decode = self.layout, self.decode.facts
+        order: list[int] = []
+        if not self.alone:
+            healthy = [p for p, total in enumerate(self.pairs) if total < math.inf]
+            order = sorted(healthy, key=lambda p: (p != self.best, self.pairs[p]))[:MAX_CANDIDATES]
+        peers = [layout.peers[p] for p in order]
+        whoever = decode if self.is_local else peers[0].facts
+        terms, limit = self.local or layout.locally(self)
+        if not self.is_local:
+            terms = layout.peers[self.best].terms | self.paired[self.best] | self.own
+        return Choice(
+            kind=ChoiceKind.LOCAL if self.is_local else ChoiceKind.REMOTE,
+            decode=decode.record,
+            candidates=tuple([Candidate(p.facts.record, int(p.usable)) for p in peers]),
+            reason=self.reason(),
+            decode_attention_tokens=decode.attention_tokens,
+            decode_usable_tokens=decode.usable_tokens(layout.tokens),
+            prefill_tokens=layout.tokens - whoever.usable_tokens(layout.tokens),
+            max_tokens=layout.request.max_tokens,
+            prefill_attention_tokens=whoever.attention_tokens,
+            local_max_tokens=int(limit),
+            terms=terms | {"total": self.total},
+            others=others,
+            dropped=dropped,
+        )
+
+
+class _Layout:
+    """Workers of one layout. `peers`: prefill workers, the best by themselves first."""
+
+    def __init__(
+        self,
+        decoders: Sequence[WorkerFacts],
+        kept: Sequence[WorkerFacts],
+        fingerprint: str,
+        snapshot: Snapshot,
+        request: RouteRequest,
+        policy: Policy,
+        random: Random,
+    ) -> None:
+        self.request, self.policy, self.tokens = request, policy, request.prompt_tokens
+        self._snapshot = snapshot
+        self._decoders = [self._seen(w) for w in decoders]
+        self._reply_tokens = min(request.max_tokens, snapshot.reply_tokens or DEFAULT_REPLY_TOKENS)
+        peers = [
+            self._seen(w)
+            for w in kept
+            if w.record.role is Role.PREFILL
+            and w.record.fingerprint == fingerprint
+            and self.tokens < limit_tokens(w.record)
+        ]
+        self.peers = self._ranked(peers, random) if peers else []
+
+    def _seen(self, w: WorkerFacts) -> _Worker:
+        reach, usable = self.policy.sight(w.attention_tokens, w.usable_tokens(self.tokens), self.tokens)  # type: ignore[arg-type]
+        return _Worker(w, float(reach), float(usable))
+
+    def _fleet(self, w: WorkerFacts) -> Rates:
+        return self._snapshot.fleet.get((w.record.fingerprint, w.record.role), NO_RATES)
+
+    def _ranked(self, peers: list[_Worker], random: Random) -> list[_Worker]:
+        policy = self.policy
+        behind = sum(p.facts.waiting_prompts for p in peers) / len(peers)
+        for p in peers:
+            compute_ms = self._prefill_ms(p.facts, self.tokens - p.usable)
+            waiting = min(behind, p.facts.waiting_prompts + SOON)
+            p.terms = {
+                "wait": self._prefill_ms(p.facts, p.facts.queued_prefill_tokens),
+                "prefill": compute_ms,
+                "behind": policy.behind * waiting * compute_ms,
+            }
+        costs = [sum(p.terms.values()) for p in peers]
+        lowest = min(costs)
+        first = random.choice([i for i, cost in enumerate(costs) if cost <= lowest])
+        shuffled = random.sample(range(len(peers)), len(peers))
+        rest = [i for i in sorted(shuffled, key=costs.__getitem__) if i != first]
+        count = 4 * MAX_CANDIDATES if self._snapshot.broken else MAX_CANDIDATES
+        return [peers[i] for i in (first, *rest[: count - 1])]
+
+    def seats(self) -> list[_Seat]:
+        seats = []
+        computed = [sum(p.terms.values()) for p in self.peers]
+        for d in self._decoders:
+            own, bound = self._decode_terms(d.facts)
+            paired = [self._pair(d, p) for p in self.peers]
+            own_ms = sum(own.values())
+            pairs = [c + sum(p.values()) + own_ms for c, p in zip(computed, paired, strict=True)]
+            if self._snapshot.broken:
+                ids = [(p.facts.record.id, d.facts.record.id) for p in self.peers]
+                pairs = [math.inf if ids[i] in self._snapshot.broken else total for i, total in enumerate(pairs)]
+            best = min(range(len(pairs)), key=pairs.__getitem__, default=0)
+            remote = pairs[best] if pairs and d.facts.record.role is not Role.BOTH else math.inf
+            seat = _Seat(self, d, own, bound, paired, pairs, best, remote, remote)
+            suffix_tokens = self.tokens - d.usable
+            if seat.alone or suffix_tokens <= self.policy.local_max_tokens:
+                terms, limit = seat.local = self.locally(seat)
+                if suffix_tokens <= limit:
+                    seat.is_local, seat.total = True, sum(terms.values())
+            seats.append(seat)
+        return seats
+
+    # ---- terms: see `cost` ----
+
+    def locally(self, seat: _Seat) -> tuple[Terms, float]:
+        """If the decode worker computes the prompt, and the longest suffix that it shall."""
+        d, policy, active = seat.decode, self.policy, seat.decode.facts.active_requests
+        suffix_tokens = self.tokens - d.usable
+        compute_ms = self._prefill_ms(d.facts, suffix_tokens)
+        stopped_ms = policy.others * active * compute_ms
+        wait_ms = self._prefill_ms(d.facts, d.facts.queued_prefill_tokens)
+        terms = {"wait": wait_ms, "prefill": compute_ms, **seat.own}
+        terms["streams"] += stopped_ms
+        if seat.alone:
+            return terms, float(self.tokens)
+        if seat.bound:
+            return terms, 0.0
+        growing = compute_ms * (1 + policy.others * active)
+        spare = seat.remote - (sum(terms.values()) - growing)
+        return terms, min(max(float(math.trunc(suffix_tokens * spare / growing)), 0.0), policy.local_max_tokens)
+
+    def _decode_terms(self, w: WorkerFacts) -> tuple[Terms, bool]:
+        active, slots, fleet, policy = w.active_requests, w.record.load.total_slots, self._fleet(w), self.policy
+        without_it, with_it = _step_ms(w.rates, fleet, active), _step_ms(w.rates, fleet, active + 1)
+        slower_ms = max(0.0, with_it - without_it)
+        over = active + 1 - slots if slots > 0 else 0
+        wait_ms = over / max(slots, 1.0) * self._reply_tokens * with_it if over > 0 else 0.0
+        own_ms = self._reply_tokens * slower_ms * (active + 1)
+        bound = 0 < slots <= active or with_it >= policy.decode_bound_ms
+        return {"slot": wait_ms, "step": with_it, "streams": policy.others * own_ms}, bound
+
+    def _pair(self, d: _Worker, p: _Worker) -> Terms:
+        links, reads, peer = d.facts.rates.links, d.facts.rates.reads, p.facts.record.id
+        own = None
+        if sum(reads.values()) >= OBSERVATIONS:
+            own = links[peer] if reads.get(peer, 0) >= OBSERVATIONS else d.facts.rates.link
+        like = self._decoders[0].facts
+        rate = _unless_noise(own, self._fleet(like).link) or LINK_BYTES_PER_S
+        tokens, record = max(0.0, self.tokens - d.reach), like.record
+        per_token = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
+        blocks_ms, slot_ms = 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
+        hidden = min(blocks_ms, p.terms["prefill"]) * (1 - self.policy.moved)
+        return {"transfer": blocks_ms + slot_ms, "hidden": -hidden}
+
+    def _prefill_ms(self, w: WorkerFacts, tokens: float) -> float:
+        if tokens <= 0:
+            return 0.0
+        rate = _unless_noise(w.rates.prefill.at(tokens, OBSERVATIONS), self._fleet(w).prefill.at(tokens))
+        return 1e3 * tokens / (PREFILL_TOKENS_PER_S if rate is None else rate)
+
+
+def _step_ms(rates: Rates, fleet: Rates, sequences: int) -> float:
+    learnt = _unless_noise(_at(rates.step, sequences, OBSERVATIONS), _at(fleet.step, sequences))
+    return 1e3 * (STEP_S + STEP_SLOPE_S * sequences if learnt is None else learnt)
+
+
+def _at(line: Line, x: float, observations: float = 0.0) -> float | None:
+    return line.at(x) if line.n > observations else None
+
+
+def _unless_noise(own: float | None, fleet: float | None) -> float | None:
+    if own is None or (fleet is not None and 1 / NOISE < own / fleet < NOISE):
+        return fleet
+    return own
