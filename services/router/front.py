@@ -20,6 +20,7 @@ from services.router.entry import Entry
 from services.router.generation import Generator
 from services.router.http.api import Api
 from services.router.http.app import Told, build_app
+from services.router.http.client import Connection
 from services.router.metrics import Metrics
 from services.router.placing.base import Placer
 from services.router.text.tokenizer import ModelText
@@ -73,6 +74,7 @@ class Front:
             lifespan="off",
             proxy_headers=False,
             server_header=False,
+            http=Connection,
             timeout_keep_alive=75,  # longer than clients keep idle connections, so that none is closed under a request
             timeout_graceful_shutdown=max(1, round(config.shutdown_s)),
         )

@@ -7,9 +7,10 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from services.router.admission.base import ANONYMOUS, KeyFacts, Permit, Quotas, Refusal, Shed, ShedReason
 from services.router.config import RouterConfig
@@ -82,6 +83,17 @@ class Outcome:
         return None if self.first_token_at is None else self.first_token_at - self.started_at
 
 
+class Shortcut(Protocol):
+    """Takes text of a reply in the moment in which its token comes, in the stead of who takes the pieces."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def push(self, text: str) -> None:
+        """Only while it is ready; the text is not empty."""
+        ...
+
+
 class Generator:
     def __init__(
         self, config: RouterConfig, text: ModelText, placer: Placer, dispatcher: Dispatcher, metrics: Metrics
@@ -97,8 +109,9 @@ class Generator:
     def running(self) -> int:
         return self._running
 
-    async def run(self, job: Job, outcome: Outcome) -> AsyncGenerator[Piece, None]:
-        """Pieces until one has `finish`. Raises the request's error, also after some pieces."""
+    async def run(self, job: Job, outcome: Outcome, shortcut: Shortcut | None = None) -> AsyncGenerator[Piece, None]:
+        """Pieces until one has `finish`. Raises the request's error, also after some pieces. What `shortcut` takes is in no
+        piece."""
         async with self._counted(outcome):
             prompt = PromptKeys(pack_tokens(job.prompt), job.tenant, job.cache_salt)
             recovery = Recovery(job.pinned)
@@ -112,7 +125,7 @@ class Generator:
                 except TwinflowError as e:
                     raise recovery.stranded(failure, e) if failure is not None else e from None
                 try:
-                    async with aclosing(self._attempt(job, prompt, choice, outcome, reply)) as pieces:
+                    async with aclosing(self._attempt(job, prompt, choice, outcome, reply, shortcut)) as pieces:
                         async for piece in pieces:
                             yield piece
                     return
@@ -180,7 +193,13 @@ class Generator:
         return Shed(Refusal(told, ShedReason.SLO, key.name, late_s, quotas))
 
     async def _attempt(
-        self, job: Job, prompt: PromptKeys, choice: Choice, outcome: Outcome, reply: Reply
+        self,
+        job: Job,
+        prompt: PromptKeys,
+        choice: Choice,
+        outcome: Outcome,
+        reply: Reply,
+        shortcut: Shortcut | None = None,
     ) -> AsyncGenerator[Piece, None]:
         id = attempt_id(job, outcome)
         sampling = dataclasses.replace(job.sampling, max_tokens=outcome.max_tokens)
@@ -200,6 +219,8 @@ class Generator:
                 if samples and not begun:
                     begun = True
                     self._begun(id, choice, outcome)
+                    if shortcut is not None and not job.stops and job.sampling.logprobs is None:
+                        stream.shortcut = _shortened(shortcut, outcome, reply)
                 broken = bool(samples) and samples[-1].finish in (FinishReason.ERROR, FinishReason.CANCELLED)
                 samples = samples[:-1] if broken else samples
                 outcome.sent += [s.token_id for s in samples]
@@ -254,6 +275,22 @@ class Generator:
                 while not (await stream.take()).last:
                     pass
         outcome.stats = stream.stats
+
+
+def _shortened(shortcut: Shortcut, outcome: Outcome, reply: Reply) -> Callable[[int], bool]:
+    """What takes plain tokens for as long as the shortcut is ready."""
+
+    def take(token_id: int) -> bool:
+        if not shortcut.ready:
+            return False
+        outcome.sent.append(token_id)
+        text = reply.push_plain(token_id)
+        outcome.completion_tokens = reply.completion_tokens
+        if text:
+            shortcut.push(text)
+        return True
+
+    return take
 
 
 def attempt_id(job: Job, outcome: Outcome) -> str:

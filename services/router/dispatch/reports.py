@@ -23,6 +23,10 @@ class Taker(Protocol):
         """Tokens; the last one has `finish`."""
         ...
 
+    def put_token(self, token_id: int) -> None:
+        """One token that ends nothing and has no logprobs."""
+        ...
+
     def fail(self, error: TwinflowError) -> None:
         """The worker gave the request up."""
         ...
@@ -58,9 +62,13 @@ class Reports:
             taker = self._takers.get(output.id)
             if taker is None:  # cancelled meanwhile
                 continue
+            samples = output.samples
+            if len(samples) == 1 and _is_plain(samples[0], output):  # nearly all
+                taker.put_token(samples[0].token_id)
+                continue
             if output.HasField("stats"):
                 taker.stats = convert.stats_from_pb(output.stats)
-            taker.put(convert.samples_from_pb(output.samples))
+            taker.put(convert.samples_from_pb(samples))
             if output.HasField("error"):
                 taker.fail(convert.error_from_pb(output.error))
         if step.HasField("load"):
@@ -73,3 +81,9 @@ class Reports:
         events = map(convert.event_from_pb, snapshot.events)
         if self._view.replace(self._record.key, snapshot.sequence, events):
             self._resync()
+
+
+def _is_plain(sample: pb.Sample, output: pb.Output) -> bool:
+    return not (
+        sample.finish or sample.HasField("logprobs") or output.HasField("stats") or output.HasField("error")
+    )

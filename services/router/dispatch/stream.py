@@ -45,6 +45,15 @@ class RequestStream:
         self.stats: RequestStats | None = None  # once the worker has told them
         self._news = asyncio.Event()
         self._rest = False  # whoever takes wants all that is still to come at once
+        self._idle = False  # whoever takes has taken everything and waits
+        self.shortcut: Callable[[int], bool] | None = None  # see `put_token`
+
+    def put_token(self, token_id: int) -> None:
+        """As `put` of one token that ends nothing and has no logprobs. While the taker waits with nothing to take it is offered
+        to `shortcut` first, which may take it in its stead (True)."""
+        if self._idle and self.shortcut is not None and self.shortcut(token_id):
+            return
+        self.put((Sample(token_id),))
 
     def put(self, samples: Sequence[Sample]) -> None:
         """More buffered tokens than the limit: the client is too slow, the request is cancelled."""
@@ -60,18 +69,27 @@ class RequestStream:
             self.overflowed = True
             self.cancel()
             self.fail(SlowClient(f"cancelled: the client left more than {self._limit_tokens} tokens unread"))
-        self._news.set()
+        self._wake()
 
     def fail(self, error: TwinflowError) -> None:
         """What is buffered is still taken first, then the error is raised."""
         if not self._over:
             self._error = error
             self._end()
-            self._news.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._idle = False
+        self._news.set()
 
     async def take(self) -> Batch:
         """Waits for news, takes all of it. Raises the request's error once the buffer is empty."""
-        await self._news.wait()
+        if not self._news.is_set():
+            self._idle = True
+            try:
+                await self._news.wait()
+            finally:
+                self._idle = False
         self._news.clear()
         if not self._samples and self._error is not None:
             raise self._error

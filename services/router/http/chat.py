@@ -26,7 +26,7 @@ from services.router.http.api import (
 )
 from services.router.http.choices import Deltas, message
 from services.router.http.conversation import Chat, ConversationFields, render_chat
-from services.router.http.events import DONE, EventFrame, event, open_events, unless_gone
+from services.router.http.events import DONE, EventFrame, Lane, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, Tokens
 from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar, reply_grammar
@@ -71,7 +71,9 @@ def chat_routes(api: Api) -> APIRouter:
         answer = ChatAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:
-                return await open_events(request, answer.events(jobs), api.limits, answer.headers, answer.held)
+                lane = answer.lane() if len(jobs) == 1 else None
+                events = answer.events(jobs, lane)
+                return await open_events(request, events, api.limits, answer.headers, answer.held, lane)
             body = await unless_gone(request, answer.body(jobs))
         except TooLong as e:
             raise TooLong(e.message, param="messages" if e.param == "prompt" else e.param) from None
@@ -88,6 +90,7 @@ class ChatAnswer:
         self._fields = fields
         self._outcomes = [Outcome(prompt_tokens=len(chat.prompt)) for _ in range(fields.n)]
         self._parsers = [api.text.parser(chat.text, chat.tools) for _ in range(fields.n)]
+        self._streams: dict[int, tuple[Deltas, EventFrame]] = {}  # of each choice that has begun
         self._with_stats = with_stats
         self._head: dict[str, Any] = {"id": id, "created": int(time.time()), "model": fields.model}
 
@@ -104,28 +107,38 @@ class ChatAnswer:
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": choices, "usage": self._usage()} | self._stats()
 
-    async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes, None]:
+    def lane(self) -> Lane:
+        """Of the only choice's text."""
+        return Lane(lambda text: self._event(0, Piece(text), False))
+
+    async def events(self, jobs: Sequence[Job], lane: Lane | None = None) -> AsyncGenerator[bytes, None]:
         with_usage = self._fields.stream_options is not None and self._fields.stream_options.include_usage
-        deltas = [Deltas(parser) for parser in self._parsers]
-        frames = [self._frame(i) for i in range(len(jobs))]
         running = len(jobs)
-        async with self._api.entry.admitted(jobs, self._outcomes), aclosing(merge(self._runs(jobs))) as pieces:
+        async with self._api.entry.admitted(jobs, self._outcomes), aclosing(merge(self._runs(jobs, lane))) as pieces:
             async for i, piece in pieces:
                 running -= piece.finish is not None
-                sent = deltas[i].push(piece)
-                if sent is None:
-                    continue
-                delta, tokens, finish = sent
-                if finish is None and not self._fields.logprobs and len(delta) == 1 and "content" in delta:
-                    yield frames[i].event(delta["content"])
-                else:
-                    yield self._chunk(i, delta, tokens, finish, with_stats=not running and not with_usage)
+                data = self._event(i, piece, not running and not with_usage)
+                if data is not None:
+                    yield data
         if with_usage:
             yield event({**self._chunk_head(), "choices": [], "usage": self._usage()} | self._stats())
         yield DONE
 
-    def _runs(self, jobs: Sequence[Job]) -> list[AsyncGenerator[Piece, None]]:
-        return [self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)]
+    def _event(self, index: int, piece: Piece, with_stats: bool) -> bytes | None:
+        """None: nothing to send yet."""
+        if index not in self._streams:
+            self._streams[index] = Deltas(self._parsers[index]), self._frame(index)
+        deltas, frame = self._streams[index]
+        sent = deltas.push(piece)
+        if sent is None:
+            return None
+        delta, tokens, finish = sent
+        if finish is None and not self._fields.logprobs and len(delta) == 1 and "content" in delta:
+            return frame.event(delta["content"])
+        return self._chunk(index, delta, tokens, finish, with_stats)
+
+    def _runs(self, jobs: Sequence[Job], lane: Lane | None = None) -> list[AsyncGenerator[Piece, None]]:
+        return [self._api.generator.run(*run, lane) for run in zip(jobs, self._outcomes, strict=True)]
 
     def _choice(self, index: int, done: Finished) -> dict[str, Any]:
         told, finish = message(self._parsers[index], done.text, done.finish)

@@ -14,7 +14,7 @@ from services.router.admission.base import KeyFacts
 from services.router.generation import Job, Outcome
 from services.router.http.access import key_of
 from services.router.http.api import Api, collect_all, decision_headers, held, merge, new_id, stats, usage, wants_stats
-from services.router.http.events import DONE, EventFrame, event, open_events, unless_gone
+from services.router.http.events import DONE, EventFrame, Lane, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, known_ids
 from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar
@@ -58,7 +58,9 @@ def completion_routes(api: Api) -> APIRouter:
         outcomes = [Outcome(prompt_tokens=len(job.prompt)) for job in jobs]
         answer = CompletionAnswer(api, id, fields, outcomes, echoed(api, fields), wants_stats(request))
         if fields.stream:
-            return await open_events(request, answer.events(jobs), api.limits, answer.headers, answer.held)
+            lane = answer.lane() if len(jobs) == 1 else None
+            events = answer.events(jobs, lane)
+            return await open_events(request, events, api.limits, answer.headers, answer.held, lane)
         return JSONResponse(await unless_gone(request, answer.body(jobs)), headers=answer.headers())
 
     return routes
@@ -121,13 +123,18 @@ class CompletionAnswer:
         choices = [self._choice(i, self._begun(i, d.text), d.tokens, d.finish) for i, d in enumerate(done)]
         return {**self._head, "choices": choices, "usage": usage(self._outcomes, self._fields.n)} | self._stats()
 
-    async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes, None]:
+    def lane(self) -> Lane:
+        """Of the only choice's text."""
+        return Lane(self._frame(0).event)
+
+    def _frame(self, index: int) -> EventFrame:
+        return EventFrame({**self._head, "choices": [self._choice(index, EventFrame.PLACE, (), None)]})
+
+    async def events(self, jobs: Sequence[Job], lane: Lane | None = None) -> AsyncGenerator[bytes, None]:
         with_usage = self._fields.stream_options is not None and self._fields.stream_options.include_usage
         running = len(jobs)
-        runs = [self._api.generator.run(*run) for run in zip(jobs, self._outcomes, strict=True)]
-        frames = [
-            EventFrame({**self._head, "choices": [self._choice(i, EventFrame.PLACE, (), None)]}) for i in range(running)
-        ]
+        runs = [self._api.generator.run(*run, lane) for run in zip(jobs, self._outcomes, strict=True)]
+        frames = [self._frame(i) for i in range(running)]
         async with self._api.entry.admitted(jobs, self._outcomes), aclosing(merge(runs)) as pieces:
             async for i, piece in pieces:
                 text = self._begun(i, piece.text)

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.router.http.client import Client, client_of
 from services.router.http.errors import error_body
 from twinflow.contracts.errors import Cancelled, Internal, TwinflowError
 
@@ -64,8 +65,41 @@ async def gone(receive: Receive) -> None:
         pass
 
 
+class Lane:
+    """The short way of a stream's text: from the worker's message to the client's socket without a task's turn. Open while the
+    stream has begun and its client reads; whatever does not fit in here goes the long way, which then is the only one."""
+
+    def __init__(self, shape: Callable[[str], bytes | None]) -> None:
+        """`shape`: the events that a piece of text becomes, if any."""
+        self._shape = shape
+        self._writer: "_Writer | None" = None
+
+    def open(self, writer: "_Writer | None") -> None:
+        self._writer = writer
+
+    @property
+    def ready(self) -> bool:
+        return self._writer is not None and self._writer.free
+
+    def push(self, text: str) -> None:
+        """Only while it is ready."""
+        data = self._shape(text)
+        if data is not None and self._writer is not None:
+            self._writer.write_now(data)
+
+
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The work's result; cancels it and raises Cancelled as soon as the client leaves."""
+    client, here = client_of(request.scope), asyncio.current_task()
+    if client is not None and here is not None:
+        with client.watched(here.cancel):
+            try:
+                return await work
+            except asyncio.CancelledError:
+                if not client.left:
+                    raise
+                here.uncancel()
+                raise Cancelled("the client left") from None
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(gone(request.receive))
     try:
@@ -89,9 +123,10 @@ async def open_events(
     limits: StreamLimits,
     headers: Callable[[], dict[str, str]],
     held: Callable[[], bool] = lambda: False,
+    lane: Lane | None = None,
 ) -> Response:
     """Raises what the events raise before their first one. `headers` are asked for when the stream opens; it does not while the
-    request is `held`, so that being shed has its own status however long it took."""
+    request is `held`, so that being shed has its own status however long it took. `lane`: opened once the first event is out."""
     first = asyncio.ensure_future(anext(events))
     left = asyncio.ensure_future(gone(request.receive))
     opened = False
@@ -105,7 +140,7 @@ async def open_events(
         if first.done():
             first.result()
         opened = True
-        return EventStream(first, left, events, limits, headers())
+        return EventStream(first, left, events, limits, headers(), lane)
     finally:
         if not opened:
             await cancel_all(first, left)
@@ -122,6 +157,7 @@ class EventStream(Response):
         events: Events,
         limits: StreamLimits,
         headers: dict[str, str],
+        lane: Lane | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -129,10 +165,11 @@ class EventStream(Response):
         self._left = left
         self._events = events
         self._limits = limits
+        self._lane = lane
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send))
+        writing = asyncio.ensure_future(self._write(send, client_of(scope)))
         try:
             await asyncio.wait({writing, self._left}, return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
@@ -141,11 +178,13 @@ class EventStream(Response):
             await cancel_all(writing, self._left, self._first)
             await self._events.aclose()
 
-    async def _write(self, send: Send) -> None:
-        out = _Writer(send, self._limits)
+    async def _write(self, send: Send, client: Client | None) -> None:
+        out = _Writer(send, self._limits, client)
         try:
             await out.start(self.raw_headers)
             await out.write(await self._first)
+            if self._lane is not None and client is not None:
+                self._lane.open(out)
             async for data in self._events:
                 await out.write(data)
             await out.end()
@@ -162,6 +201,8 @@ class EventStream(Response):
             await out.write(event(error_body(e)))
             await out.end()
         finally:
+            if self._lane is not None:
+                self._lane.open(None)
             await out.close()
 
 
@@ -170,9 +211,10 @@ class _Writer:
     a comment when nothing was written for long, and cancels the task when a write is blocked for too long. Returning without an
     end makes the server close the connection."""
 
-    def __init__(self, send: Send, limits: StreamLimits) -> None:
+    def __init__(self, send: Send, limits: StreamLimits, client: Client | None = None) -> None:
         self.dropped = False  # cancelled because the client does not read
         self._send = send
+        self._client = client
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
@@ -189,6 +231,17 @@ class _Writer:
         self._blocked, self._since_s = True, self._loop.time()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._blocked, self._since_s = False, self._loop.time()
+
+    @property
+    def free(self) -> bool:
+        """`write_now` would not have to wait."""
+        return not self._blocked and self._client is not None and self._client.free
+
+    def write_now(self, body: bytes) -> None:
+        """Only while it is free."""
+        assert self._client is not None
+        self._client.write_chunk(body)
+        self._since_s = self._loop.time()
 
     async def end(self) -> None:
         await self.write(b"", more=False)

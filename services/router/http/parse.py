@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
+from services.router.http.client import client_of
 from services.router.http.errors import from_validation
 from services.router.http.fields import GenerationFields, drop_neutral
 from twinflow.contracts.errors import BadRequest, TooLarge, UnknownModel
@@ -55,6 +56,10 @@ async def read_fields(
 
 
 async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    client = client_of(request.scope)
+    whole = client.body if client is not None else None
+    if whole is not None and len(whole) <= max_bytes:
+        return whole
     data = bytearray()
     async for chunk in request.stream():
         data += chunk

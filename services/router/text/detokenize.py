@@ -13,6 +13,7 @@ calls or thoughts: parsers need to see those. Two ways:
 import codecs
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from tokenizers import Tokenizer, decoders
@@ -43,6 +44,7 @@ class TokenTexts:
         self.byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._byte_of = _byte_level_alphabet() if self.byte_level else {}
         self._bytes: dict[int, bytes] = {}  # of tokens that came, at most the vocabulary
+        self.whole: dict[int, str] = {}  # text of those that are whole characters, shown wherever a character may begin
 
     def detokenizer(self) -> Detokenizer:
         return ByteLevelDetokenizer(self) if self.byte_level else WindowDetokenizer(self)
@@ -62,6 +64,12 @@ class TokenTexts:
         self._bytes[token_id] = raw
         return raw
 
+    def learn_whole(self, token_id: int) -> None:
+        """Puts a byte-level token into `whole` if it belongs there."""
+        if token_id not in self.special_ids:
+            with suppress(UnicodeDecodeError):
+                self.whole[token_id] = self.token_bytes(token_id).decode()
+
     def text_and_bytes(self, token_id: int) -> tuple[str, bytes]:
         """One token on its own, for logprobs; the text of a part of a character is U+FFFD, the bytes are its own."""
         if self.byte_level:
@@ -79,11 +87,20 @@ class ByteLevelDetokenizer:
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._whole = texts.whole
+        self._amid = False  # a character has begun and not ended
 
     def push(self, token_id: int) -> str:
+        if not self._amid:
+            text = self._whole.get(token_id)  # nearly always
+            if text is not None:
+                return text
         if token_id in self._texts.special_ids:
             return ""
-        return self._utf8.decode(self._texts.token_bytes(token_id))
+        self._texts.learn_whole(token_id)
+        text = self._utf8.decode(self._texts.token_bytes(token_id))
+        self._amid = bool(self._utf8.getstate()[0])
+        return text
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)

@@ -63,6 +63,14 @@ class Reply:
         self._shown_chars += len(text)
         return Piece(text, self._shown_tokens(), self.finish)
 
+    def push_plain(self, token_id: int) -> str:
+        """As `push` of one token that ends nothing and has no logprobs, in a reply without stop strings."""
+        self.completion_tokens += 1
+        fresh = self._detokenizer.push(token_id)
+        self._seen_chars += len(fresh)
+        self._shown_chars += len(fresh)
+        return fresh
+
     def _add(self, sample: Sample, out: list[str]) -> None:
         if sample.logprobs is not None:
             shown = self._text.texts.text_and_bytes(sample.token_id)
