@@ -202,7 +202,9 @@ class Generator:
         shortcut: Shortcut | None = None,
     ) -> AsyncGenerator[Piece, None]:
         id = attempt_id(job, outcome)
-        sampling = dataclasses.replace(job.sampling, max_tokens=outcome.max_tokens)
+        sampling = job.sampling
+        if sampling.max_tokens != outcome.max_tokens:
+            sampling = dataclasses.replace(sampling, max_tokens=outcome.max_tokens)
         root = prompt.root(choice.decode.fingerprint)
         stream: RequestStream | None = None
         ok = broke = False
@@ -257,7 +259,7 @@ class Generator:
         self._placer.begun(id)
         if outcome.first_token_at is None:
             outcome.first_token_at = time.monotonic()
-            self._metrics.ttft.labels(choice.kind.value).observe(outcome.ttft_s or 0.0)
+            self._metrics.begun(choice.kind.value, outcome.ttft_s or 0.0)
 
     async def _take(self, stream: RequestStream) -> Batch:
         if stream.begun:

@@ -1,6 +1,7 @@
 """Prometheus metrics of a router, in a registry of its own. Times in seconds, lengths in tokens."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -17,6 +18,19 @@ _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 MAX_KEYS = 64  # of API keys with series of their own
+
+M = TypeVar("M", Counter, Histogram)
+
+
+class _Series(dict[tuple[str, ...], M], Generic[M]):
+    """The series of a metric by their labels. Looking them up there takes longer than counting in them; label values are few."""
+
+    def __init__(self, metric: M) -> None:
+        self._metric = metric
+
+    def __missing__(self, labels: tuple[str, ...]) -> M:
+        series = self[labels] = self._metric.labels(*labels)
+        return series
 
 
 class Metrics:
@@ -60,6 +74,9 @@ class Metrics:
             "twinflow_router_key_requests", "Requests that were let through and have ended", ["key"], registry=r
         )
         self.key_tokens = Counter("twinflow_router_key_tokens", "Tokens that they used", ["key"], registry=r)
+        self._outcomes, self._decisions = _Series(self.requests), _Series(self.decisions)
+        self._ttft, self._hit_error = _Series(self.ttft), _Series(self.hit_error)
+        self._key_requests, self._key_tokens = _Series(self.key_requests), _Series(self.key_tokens)
 
     def watch_queue(self, requests: Callable[[], int], tokens: Callable[[], int]) -> None:
         """Reads the gate at every scrape."""
@@ -78,8 +95,9 @@ class Metrics:
         self.shed.labels(why.value, self._key(key)).inc()
 
     def left(self, key: str, tokens: int) -> None:
-        self.key_requests.labels(self._key(key)).inc()
-        self.key_tokens.labels(self._key(key)).inc(tokens)
+        name = (self._key(key),)
+        self._key_requests[name].inc()
+        self._key_tokens[name].inc(tokens)
 
     def _key(self, name: str) -> str:
         """A bounded number of them: names come and go with the operator's file."""
@@ -104,10 +122,13 @@ class Metrics:
         registered.set_function(workers)
 
     def chosen(self, choice: Choice) -> None:
-        self.decisions.labels(choice.kind.value, choice.reason.value).inc()
+        self._decisions[choice.kind.value, choice.reason.value].inc()
+
+    def begun(self, kind: str, ttft_s: float) -> None:
+        self._ttft[(kind,)].observe(ttft_s)
 
     def finished(self, outcome: str, stats: RequestStats | None, prompt_tokens: int, completion_tokens: int) -> None:
-        self.requests.labels(outcome).inc()
+        self._outcomes[(outcome,)].inc()
         self.prompt_tokens.inc(prompt_tokens)
         self.completion_tokens.inc(completion_tokens)
         if stats is not None:
@@ -128,7 +149,7 @@ class Metrics:
 
     def _error(self, hit: str, tokens: int) -> None:
         direction = "exact" if tokens == 0 else "over" if tokens > 0 else "under"
-        self.hit_error.labels(hit, direction).observe(abs(tokens))
+        self._hit_error[hit, direction].observe(abs(tokens))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

@@ -56,3 +56,11 @@ class WorkerRecord:
     @property
     def key(self) -> tuple[str, str]:
         return (self.id, self.incarnation)
+
+    def with_load(self, load: Load) -> "WorkerRecord":
+        """As `dataclasses.replace`, which takes several times as long; loads change with every step."""
+        r = self
+        return WorkerRecord(
+            r.id, r.incarnation, r.role, r.addresses, r.model, r.fingerprint, r.max_model_tokens, r.max_request_tokens,
+            r.block_tokens, r.draining, load, r.block_bytes, r.slot_bytes, r.features,
+        )  # fmt: skip

@@ -29,6 +29,8 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 
 E = TypeVar("E", bound=Enum)
 
+_EVENT_KINDS = {kind.value: kind for kind in EventKind}
+
 
 def _known(kind: type[E], value: str, field: str) -> E:
     try:
@@ -274,7 +276,8 @@ def event_to_pb(e: CacheEvent) -> pb.CacheEvent:
 
 
 def event_from_pb(m: pb.CacheEvent) -> CacheEvent:
-    return CacheEvent(m.sequence, _known(EventKind, m.kind, "event kind"), m.prefix_hash, m.position)
+    kind = _EVENT_KINDS.get(m.kind) or _known(EventKind, m.kind, "event kind")
+    return CacheEvent(m.sequence, kind, m.prefix_hash, m.position)
 
 
 def hit_to_pb(h: GroupHit) -> admin_pb.GroupMatch:

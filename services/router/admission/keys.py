@@ -135,6 +135,9 @@ def _problem(field: str, value: Any) -> str:
             )
 
 
+_ANYBODY = KeyFacts(ANONYMOUS)
+
+
 class KeyBook:
     """The keys that hold now. `watch` follows the file; one that cannot be read or is wrong changes nothing and is told in the
     log. Without a file anybody may ask, without limits."""
@@ -154,7 +157,7 @@ class KeyBook:
 
     def find(self, authorization: str) -> KeyFacts:
         """Raises Unauthorized."""
-        return KeyFacts(ANONYMOUS) if self._keys is None else self._keys.find(authorization)
+        return _ANYBODY if self._keys is None else self._keys.find(authorization)
 
     async def watch(self, every_s: float) -> None:
         """Until cancelled."""

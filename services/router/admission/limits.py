@@ -27,7 +27,7 @@ class KeyState:
 
     def follow(self, key: KeyFacts, now_s: float) -> None:
         """Its limits may have changed."""
-        if key != self.key:
+        if key is not self.key and key != self.key:
             self.key = key
             self._requests = _resized(self._requests, key.requests_per_min, now_s)
             self._tokens = _resized(self._tokens, key.tokens_per_min, now_s)
@@ -36,13 +36,11 @@ class KeyState:
         """Raises Shed, without charging anything, or the error for what is over a limit by itself. `retry_after_s` is told where
         nothing better is known."""
         self._check(ask)
-        waits = {
-            ShedReason.REQUESTS_PER_MIN: self._requests.wait_s(1, now_s) if self._requests is not None else 0.0,
-            ShedReason.TOKENS_PER_MIN: self._tokens.wait_s(ask.tokens, now_s) if self._tokens is not None else 0.0,
-        }
-        why = max(waits, key=lambda reason: waits[reason])
-        if waits[why] > 0:
-            raise self._shed(ask, why, waits[why], now_s)
+        requests_s = self._requests.wait_s(1, now_s) if self._requests is not None else 0.0
+        tokens_s = self._tokens.wait_s(ask.tokens, now_s) if self._tokens is not None else 0.0
+        if requests_s > 0 or tokens_s > 0:
+            why = ShedReason.REQUESTS_PER_MIN if requests_s >= tokens_s else ShedReason.TOKENS_PER_MIN
+            raise self._shed(ask, why, max(requests_s, tokens_s), now_s)
         limit = self.key.concurrent
         if limit is not None and self.active + ask.generations > limit:
             raise self._shed(ask, ShedReason.CONCURRENT, retry_after_s, now_s)

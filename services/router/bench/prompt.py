@@ -30,15 +30,15 @@ class RunPrompt(PromptKeys):
         self.tokens = self._starts.pop()
         self._block_tokens = block_tokens
         self._root = root_hash(fingerprint)
-        self._hashes: list[bytes] = list(before._hashes) if before is not None else []
-        for k in range(len(self._hashes), self.tokens // block_tokens):
+        self._blocks: list[bytes] = list(before._blocks) if before is not None else []
+        for k in range(len(self._blocks), self.tokens // block_tokens):
             ids = self._ids(k * block_tokens, (k + 1) * block_tokens)
-            self._hashes.append(block_hash(self._parent(k), ids))
-        self._keys = keys_of(self._hashes)
+            self._blocks.append(block_hash(self._parent(k), ids))
+        self._keys = keys_of(self._blocks)
         self._tails: dict[int, bytes] = {}  # of positions that somebody has asked for
 
     def block_hashes(self, record: WorkerRecord) -> list[bytes]:
-        return self._hashes
+        return self._blocks
 
     def block_keys(self, record: WorkerRecord) -> U64:
         return self._keys
@@ -55,7 +55,7 @@ class RunPrompt(PromptKeys):
         return self._tails[position]
 
     def _parent(self, blocks: int) -> bytes:
-        return self._hashes[blocks - 1] if blocks else self._root
+        return self._blocks[blocks - 1] if blocks else self._root
 
     def _ids(self, start: int, end: int) -> bytes:
         """Packed ids of tokens[start:end]."""

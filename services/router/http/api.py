@@ -68,9 +68,13 @@ class Api:
             )
             for i in range(fields.n):
                 job_id = id if count == 1 else f"{id}-{len(jobs)}"
-                one = dataclasses.replace(sampling, sample_index=i, grammar=grammar)
-                job = Job(job_id, prompt, one, limit, default_tokens, stops, fields.cache_salt)
-                jobs.append(dataclasses.replace(job, key=key, priority=fields.priority, at_once=not fields.stream))
+                one = dataclasses.replace(sampling, sample_index=i, grammar=grammar) if i or grammar else sampling
+                jobs.append(
+                    Job(
+                        job_id, prompt, one, limit, default_tokens, stops, fields.cache_salt,
+                        at_once=not fields.stream, key=key, priority=fields.priority,
+                    )  # fmt: skip
+                )
         return jobs
 
 

@@ -44,7 +44,7 @@ class CompletionFields(GenerationFields):
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(x) is int for x in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}  # no bool, which is an int to isinstance
 
 
 def completion_routes(api: Api) -> APIRouter:
@@ -56,7 +56,7 @@ def completion_routes(api: Api) -> APIRouter:
         id = request.state.id = new_id("cmpl")
         jobs = await make_jobs(api, id, fields, key_of(request))
         outcomes = [Outcome(prompt_tokens=len(job.prompt)) for job in jobs]
-        answer = CompletionAnswer(api, id, fields, outcomes, echoed(api, fields), wants_stats(request))
+        answer = CompletionAnswer(api, id, fields, outcomes, echoed(api, fields, len(jobs)), wants_stats(request))
         if fields.stream:
             lane = answer.lane() if len(jobs) == 1 else None
             events = answer.events(jobs, lane)
@@ -82,13 +82,15 @@ async def make_jobs(api: Api, id: str, fields: CompletionFields, key: KeyFacts) 
     return api.jobs(id, fields, all_ids, fields.logprobs, api.config.default_completion_tokens, key, grammar)
 
 
-def echoed(api: Api, fields: CompletionFields) -> list[str]:
-    """The prompt of each choice as text, empty unless it is asked for. Raises Unsupported with logprobs, since none are computed
+def echoed(api: Api, fields: CompletionFields, count: int) -> list[str]:
+    """The prompt of each of `count` choices as text, empty unless it is asked for. Raises Unsupported with logprobs, since none are computed
     of prompts."""
     if fields.echo and fields.logprobs is not None:
         raise Unsupported("echo=True does not go with logprobs: there are none of the prompt", param="echo")
+    if not fields.echo:
+        return [""] * count
     prompts = fields.prompts(api.config.max_prompts)
-    texts = [p if isinstance(p, str) else api.text.decode(p) for p in prompts] if fields.echo else [""] * len(prompts)
+    texts = [p if isinstance(p, str) else api.text.decode(p) for p in prompts]
     return [text for text in texts for _ in range(fields.n)]
 
 

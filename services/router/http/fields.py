@@ -142,9 +142,9 @@ def _in_vocabulary(id: int, vocab: int, param: str) -> int:
 
 def known_ids(ids: list[int], vocab: int, where: str, param: str) -> list[int]:
     """Raises BadRequest for ids outside the vocabulary."""
-    for token in ids:
-        if not 0 <= token < vocab:
-            raise BadRequest(f"{where}: token id {token} is outside the vocabulary of {vocab}", param=param)
+    if ids and not (min(ids) >= 0 and max(ids) < vocab):
+        token = next(token for token in ids if not 0 <= token < vocab)
+        raise BadRequest(f"{where}: token id {token} is outside the vocabulary of {vocab}", param=param)
     return ids
 
 

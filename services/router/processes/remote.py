@@ -108,4 +108,4 @@ class RemotePlacer:
     def _hash(self, prompt: PromptKeys) -> None:
         for record in self._workers():
             if record.block_tokens:
-                prompt.block_keys(record)
+                prompt.block_hashes(record)

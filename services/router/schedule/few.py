@@ -57,16 +57,33 @@ def choose_few(
     dropped: Mapping[str, str],
 ) -> Choice:
     """`fitting` are decode workers, `kept` all that are options. Both in the snapshot's order, `fitting` not empty."""
-    random = Random(request.tie_seed)
+    random = _Ties(request.tie_seed)
     seats = []
     for layout in dict.fromkeys(w.record.fingerprint for w in fitting):
         decoders = [w for w in fitting if w.record.fingerprint == layout]
         seats += _Layout(decoders, kept, layout, snapshot, request, policy, random).seats()
     best = min(s.total for s in seats)
-    picked = random.choice([i for i, s in enumerate(seats) if s.total <= best])
+    picked = random.one_of([i for i, s in enumerate(seats) if s.total <= best])
     order = sorted(range(len(seats)), key=lambda i: seats[i].total)[: MAX_OTHERS + 1]
-    others = {seats[i].name: seats[i].total for i in order if i != picked}
-    return seats[picked].choice(dict(list(others.items())[:MAX_OTHERS]), dropped)
+    others = [seats[i] for i in order if i != picked][:MAX_OTHERS]
+    return seats[picked].choice({s.name: s.total for s in others}, dropped)
+
+
+class _Ties:
+    """The random numbers of `options` and `pick`, which are not even begun where nothing is equal."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._random: Random | None = None
+
+    @property
+    def random(self) -> Random:
+        if self._random is None:
+            self._random = Random(self._seed)
+        return self._random
+
+    def one_of(self, equals: list[int]) -> int:
+        return equals[0] if len(equals) == 1 and self._random is None else self.random.choice(equals)
 
 
 @dataclass(slots=True)
@@ -74,6 +91,7 @@ class _Worker:
     """`reach` and `usable` as the policy reads them."""
 
     facts: WorkerFacts
+    fleet: Rates  # of all like it
     reach: float
     usable: float
     terms: Terms = field(default_factory=dict)  # by itself
@@ -153,7 +171,7 @@ class _Layout:
         snapshot: Snapshot,
         request: RouteRequest,
         policy: Policy,
-        random: Random,
+        random: _Ties,
     ) -> None:
         self.request, self.policy, self.tokens = request, policy, request.prompt_tokens
         self._snapshot = snapshot
@@ -170,26 +188,24 @@ class _Layout:
 
     def _seen(self, w: WorkerFacts) -> _Worker:
         reach, usable = self.policy.sight(w.attention_tokens, w.usable_tokens(self.tokens), self.tokens)  # type: ignore[arg-type]
-        return _Worker(w, float(reach), float(usable))
+        fleet = self._snapshot.fleet.get((w.record.fingerprint, w.record.role), NO_RATES)
+        return _Worker(w, fleet, float(reach), float(usable))
 
-    def _fleet(self, w: WorkerFacts) -> Rates:
-        return self._snapshot.fleet.get((w.record.fingerprint, w.record.role), NO_RATES)
-
-    def _ranked(self, peers: list[_Worker], random: Random) -> list[_Worker]:
+    def _ranked(self, peers: list[_Worker], random: _Ties) -> list[_Worker]:
         policy = self.policy
         behind = sum(p.facts.waiting_prompts for p in peers) / len(peers)
         for p in peers:
-            compute_ms = self._prefill_ms(p.facts, self.tokens - p.usable)
+            compute_ms = _prefill_ms(p, self.tokens - p.usable)
             waiting = min(behind, p.facts.waiting_prompts + SOON)
             p.terms = {
-                "wait": self._prefill_ms(p.facts, p.facts.queued_prefill_tokens),
+                "wait": _prefill_ms(p, p.facts.queued_prefill_tokens),
                 "prefill": compute_ms,
                 "behind": policy.behind * waiting * compute_ms,
             }
         costs = [sum(p.terms.values()) for p in peers]
         lowest = min(costs)
-        first = random.choice([i for i, cost in enumerate(costs) if cost <= lowest])
-        shuffled = random.sample(range(len(peers)), len(peers))
+        first = random.random.choice([i for i, cost in enumerate(costs) if cost <= lowest])
+        shuffled = random.random.sample(range(len(peers)), len(peers))
         rest = [i for i in sorted(shuffled, key=costs.__getitem__) if i != first]
         count = 4 * MAX_CANDIDATES if self._snapshot.broken else MAX_CANDIDATES
         return [peers[i] for i in (first, *rest[: count - 1])]
@@ -198,7 +214,7 @@ class _Layout:
         seats = []
         computed = [sum(p.terms.values()) for p in self.peers]
         for d in self._decoders:
-            own, bound = self._decode_terms(d.facts)
+            own, bound = self._decode_terms(d)
             paired = [self._pair(d, p) for p in self.peers]
             own_ms = sum(own.values())
             pairs = [c + sum(p.values()) + own_ms for c, p in zip(computed, paired, strict=True)]
@@ -222,9 +238,9 @@ class _Layout:
         """If the decode worker computes the prompt, and the longest suffix that it shall."""
         d, policy, active = seat.decode, self.policy, seat.decode.facts.active_requests
         suffix_tokens = self.tokens - d.usable
-        compute_ms = self._prefill_ms(d.facts, suffix_tokens)
+        compute_ms = _prefill_ms(d, suffix_tokens)
         stopped_ms = policy.others * active * compute_ms
-        wait_ms = self._prefill_ms(d.facts, d.facts.queued_prefill_tokens)
+        wait_ms = _prefill_ms(d, d.facts.queued_prefill_tokens)
         terms = {"wait": wait_ms, "prefill": compute_ms, **seat.own}
         terms["streams"] += stopped_ms
         if seat.alone:
@@ -235,9 +251,9 @@ class _Layout:
         spare = seat.remote - (sum(terms.values()) - growing)
         return terms, min(max(float(math.trunc(suffix_tokens * spare / growing)), 0.0), policy.local_max_tokens)
 
-    def _decode_terms(self, w: WorkerFacts) -> tuple[Terms, bool]:
-        active, slots, fleet, policy = w.active_requests, w.record.load.total_slots, self._fleet(w), self.policy
-        without_it, with_it = _step_ms(w.rates, fleet, active), _step_ms(w.rates, fleet, active + 1)
+    def _decode_terms(self, d: _Worker) -> tuple[Terms, bool]:
+        active, slots, policy = d.facts.active_requests, d.facts.record.load.total_slots, self.policy
+        without_it, with_it = _step_ms(d, active), _step_ms(d, active + 1)
         slower_ms = max(0.0, with_it - without_it)
         over = active + 1 - slots if slots > 0 else 0
         wait_ms = over / max(slots, 1.0) * self._reply_tokens * with_it if over > 0 else 0.0
@@ -250,23 +266,24 @@ class _Layout:
         own = None
         if sum(reads.values()) >= OBSERVATIONS:
             own = links[peer] if reads.get(peer, 0) >= OBSERVATIONS else d.facts.rates.link
-        like = self._decoders[0].facts
-        rate = _unless_noise(own, self._fleet(like).link) or LINK_BYTES_PER_S
-        tokens, record = max(0.0, self.tokens - d.reach), like.record
+        like = self._decoders[0]
+        rate = _unless_noise(own, like.fleet.link) or LINK_BYTES_PER_S
+        tokens, record = max(0.0, self.tokens - d.reach), like.facts.record
         per_token = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
         blocks_ms, slot_ms = 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
         hidden = min(blocks_ms, p.terms["prefill"]) * (1 - self.policy.moved)
         return {"transfer": blocks_ms + slot_ms, "hidden": -hidden}
 
-    def _prefill_ms(self, w: WorkerFacts, tokens: float) -> float:
-        if tokens <= 0:
-            return 0.0
-        rate = _unless_noise(w.rates.prefill.at(tokens, OBSERVATIONS), self._fleet(w).prefill.at(tokens))
-        return 1e3 * tokens / (PREFILL_TOKENS_PER_S if rate is None else rate)
+
+def _prefill_ms(w: _Worker, tokens: float) -> float:
+    if tokens <= 0:
+        return 0.0
+    rate = _unless_noise(w.facts.rates.prefill.at(tokens, OBSERVATIONS), w.fleet.prefill.at(tokens))
+    return 1e3 * tokens / (PREFILL_TOKENS_PER_S if rate is None else rate)
 
 
-def _step_ms(rates: Rates, fleet: Rates, sequences: int) -> float:
-    learnt = _unless_noise(_at(rates.step, sequences, OBSERVATIONS), _at(fleet.step, sequences))
+def _step_ms(w: _Worker, sequences: int) -> float:
+    learnt = _unless_noise(_at(w.facts.rates.step, sequences, OBSERVATIONS), _at(w.fleet.step, sequences))
     return 1e3 * (STEP_S + STEP_SLOPE_S * sequences if learnt is None else learnt)
 
 

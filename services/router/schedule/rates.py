@@ -88,9 +88,10 @@ class Rates:
         if steps <= 0 or busy_s <= 0 or min(prefill, decode) < 0:
             return self
         if prefill == 0:
-            return replace(self, step=self.step.learn(decode / steps, busy_s / steps))
+            return Rates(self.prefill, self.step.learn(decode / steps, busy_s / steps), self.links, self.reads)
         if decode == 0 or steps <= MAX_MIXED_STEPS:
-            return replace(self, prefill=self.prefill.learn(computing_tokens or prefill, prefill / busy_s))
+            learnt = self.prefill.learn(computing_tokens or prefill, prefill / busy_s)
+            return Rates(learnt, self.step, self.links, self.reads)
         return self
 
     def moved(self, stats: RequestStats) -> "Rates":

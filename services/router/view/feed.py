@@ -11,6 +11,7 @@ from services.router.view.prompt import key_of
 from twinflow.contracts.events import CacheEvent, EventKind
 
 MAX_PENDING_EVENTS = 100_000
+_STORED, _REMOVED = EventKind.BLOCK_STORED, EventKind.BLOCK_REMOVED  # members are found slowly, and these are many
 
 
 class Feed:
@@ -75,12 +76,11 @@ class Feed:
         if self.column is None:
             return
         index, key = self._index, key_of(e.prefix_hash)
-        match e.kind:
-            case EventKind.BLOCK_STORED:
-                index.store(self.column, key)
-            case EventKind.BLOCK_REMOVED:
-                index.remove(self.column, key)
-            case EventKind.CHECKPOINT_STORED:
-                index.store_checkpoint(self.column, key, e.position)
-            case EventKind.CHECKPOINT_REMOVED:
-                index.remove_checkpoint(self.column, key)
+        if e.kind is _STORED:
+            index.store(self.column, key)
+        elif e.kind is _REMOVED:
+            index.remove(self.column, key)
+        elif e.kind is EventKind.CHECKPOINT_STORED:
+            index.store_checkpoint(self.column, key, e.position)
+        else:
+            index.remove_checkpoint(self.column, key)

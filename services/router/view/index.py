@@ -120,8 +120,13 @@ class HitIndex:
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}
-        gone = [(key, column) for key, (_, removed) in gathered.items() for column in _columns(removed)]
-        there = [(key, column) for key, (stored, _) in gathered.items() for column in _columns(stored)]
+        gone, there = list[tuple[int, int]](), list[tuple[int, int]]()
+        for key, sets in gathered.items():
+            for bits, pairs in zip(sets, (there, gone), strict=True):
+                while bits:
+                    bit = bits & -bits
+                    pairs.append((key, bit.bit_length() - 1))
+                    bits ^= bit
         if gone:
             self._table.discard(*_arrays(gone))
         if there:
@@ -179,8 +184,7 @@ class HitIndex:
             return np.zeros((0, WORDS), np.uint64)
         sets, gathered = self._table.lookup(keys), self._gathered
         if gathered:
-            for i, key in enumerate(keys.tolist()):
-                found = gathered.get(key)
+            for i, found in enumerate(map(gathered.get, keys.tolist())):
                 if found is not None:
                     sets[i] = sets[i] & ~words_of(found[1]) | words_of(found[0])
         return self.expected.merge(sets, keys, now_s)
@@ -224,15 +228,9 @@ class HitIndex:
         return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
 
 
-def _columns(bits: int) -> Iterator[int]:
-    while bits:
-        yield (bits & -bits).bit_length() - 1
-        bits &= bits - 1
-
-
 def _arrays(pairs: list[tuple[int, int]]) -> tuple[U64, NDArray[np.int64]]:
-    keys = np.fromiter((k for k, _ in pairs), np.uint64, len(pairs))
-    return keys, np.fromiter((c for _, c in pairs), np.int64, len(pairs))
+    keys, columns = zip(*pairs, strict=True)
+    return np.array(keys, np.uint64), np.array(columns, np.int64)
 
 
 def expected_blocks(record: WorkerRecord, prompt: PromptKeys) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.router.view.table import U64
-from twinflow.contracts.hashing import HASH_BYTES, TOKEN_BYTES, TokenChain, root_hash
+from twinflow.contracts.hashing import HASH_BYTES, TOKEN_BYTES, chain_hashes, root_hash, tail_hash
 from twinflow.contracts.workers import WorkerRecord
 
 KEY_BYTES = 8
@@ -19,9 +19,8 @@ class PromptKeys:
         self.tokens = len(packed) // TOKEN_BYTES
         self._tenant = tenant
         self._salt = cache_salt
-        self._chains: dict[tuple[str, int], TokenChain] = {}
-        self._block_keys: dict[tuple[str, int], U64] = {}
-        self._block_numbers: dict[tuple[str, int], list[int]] = {}
+        self._hashes: dict[tuple[str, int], list[bytes]] = {}
+        self._numbers: dict[tuple[str, int], list[int]] = {}
         self._roots: dict[str, bytes] = {}
 
     def extended(self, packed: bytes) -> "PromptKeys":
@@ -35,32 +34,35 @@ class PromptKeys:
         return root
 
     def block_hashes(self, record: WorkerRecord) -> list[bytes]:
-        return list(self._chain(record).block_hashes)
+        """Of the full blocks; not to be changed."""
+        key = (record.fingerprint, record.block_tokens)
+        hashes = self._hashes.get(key)
+        if hashes is None:
+            root = self.root(record.fingerprint)
+            hashes = self._hashes[key] = chain_hashes(root, self.packed, record.block_tokens)
+        return hashes
 
     def block_keys(self, record: WorkerRecord) -> U64:
         """(full blocks,) key of every block boundary, ascending."""
-        key = (record.fingerprint, record.block_tokens)
-        if key not in self._block_keys:
-            self._block_keys[key] = keys_of(self._chain(record).block_hashes)
-        return self._block_keys[key]
+        return keys_of(self.block_hashes(record))
 
     def block_numbers(self, record: WorkerRecord) -> list[int]:
         """`block_keys` as plain numbers; not to be changed."""
         key = (record.fingerprint, record.block_tokens)
-        if key not in self._block_numbers:
-            self._block_numbers[key] = self.block_keys(record).tolist()
-        return self._block_numbers[key]
+        numbers = self._numbers.get(key)
+        if numbers is None:
+            numbers = self._numbers[key] = list(map(key_of, self.block_hashes(record)))
+        return numbers
 
     def tail_keys(self, record: WorkerRecord, positions: Sequence[int]) -> U64:
         """(n,) keys of these prefixes."""
-        chain = self._chain(record)
-        return keys_of([chain.prefix_hash(p) for p in positions])
-
-    def _chain(self, record: WorkerRecord) -> TokenChain:
-        key = (record.fingerprint, record.block_tokens)
-        if key not in self._chains:
-            self._chains[key] = TokenChain(self.root(record.fingerprint), record.block_tokens, self.packed)
-        return self._chains[key]
+        hashes, size = (self.root(record.fingerprint), *self.block_hashes(record)), record.block_tokens
+        found = []
+        for at in positions:
+            blocks, tail = divmod(at, size)
+            ids = self.packed[(at - tail) * TOKEN_BYTES : at * TOKEN_BYTES]
+            found.append(tail_hash(hashes[blocks], ids) if tail else hashes[blocks])
+        return keys_of(found)
 
 
 def keys_of(hashes: Sequence[bytes]) -> U64:

@@ -42,6 +42,7 @@ class _Worker:
     rates: Rates = NO_RATES
     heard_s: float = 0.0  # of the last load
     full_at: int = 0  # see `full_at`
+    facts: WorkerFacts | None = None  # without hits, until any of the above changes
 
 
 class View:
@@ -52,6 +53,7 @@ class View:
         self._index = HitIndex(self._settings.index_bytes)
         self._fleet: dict[tuple[str, Role], Rates] = {}  # by fingerprint and role: of all workers together
         self._reply_tokens: float | None = None
+        self._charged: dict[str, list[_Worker]] = {}  # by request
         self.breakers = Breakers(clock)
 
     # ---- facts come in ----
@@ -63,7 +65,7 @@ class View:
             self._workers[record.key] = _Worker(record, Feed(self._index))
         else:
             load = known.record.load if known.connected else record.load  # the session's load is fresher
-            known.record = dataclasses.replace(record, load=load)
+            known.record, known.facts = record.with_load(load), None
 
     def remove(self, key: Key) -> None:
         worker = self._workers.pop(key, None)
@@ -75,7 +77,7 @@ class View:
         """A session that (re)starts knows nothing of what the worker holds: events of the time between are lost."""
         worker = self._workers.get(key)
         if worker is not None:
-            worker.connected = connected
+            worker.connected, worker.facts = connected, None
             worker.heard_s = self._clock()
             worker.feed.close()
             worker.feed = Feed(self._index)
@@ -90,8 +92,8 @@ class View:
         before, now = worker.record.load.pace, load.pace
         computed_tokens = now.prefill_tokens - before.prefill_tokens
         computing_tokens = worker.charges.computing_tokens(computed_tokens)
-        worker.heard_s = self._clock()
-        worker.record = dataclasses.replace(worker.record, load=load)
+        worker.heard_s, worker.facts = self._clock(), None
+        worker.record = worker.record.with_load(load)
         worker.full_at = full_at(worker.full_at, load)
         worker.charges.reported(computed_tokens)
         if now.steps != before.steps:
@@ -114,8 +116,8 @@ class View:
         mean = self._reply_tokens
         self._reply_tokens = reply_tokens if mean is None else mean + REPLY_WEIGHT * (reply_tokens - mean)
         decode = self._workers.get(choice.decode.key)
-        if decode is not None:
-            decode.rates = decode.rates.moved(stats)
+        if decode is not None and stats.bytes_moved:
+            decode.rates, decode.facts = decode.rates.moved(stats), None
             like = (choice.decode.fingerprint, choice.decode.role)
             anonymous = dataclasses.replace(stats, prefill_worker="any")
             self._fleet[like] = self._fleet.get(like, Rates()).moved(anonymous)
@@ -139,14 +141,17 @@ class View:
         prefill = decode if local else self._workers.get(choice.candidates[0].record.key)
         if decode is not None:
             decode.charges.run(request_id)
+            decode.facts = None
         if prefill is not None:
             prefill.charges.prefill(request_id, choice.prefill_tokens)
+            prefill.facts = None
+        self._charged[request_id] = [w for w in (decode, prefill) if w is not None]
         if prompt is None:
             return
         now = self._clock()
         until_s = now + choice.terms.get("wait", 0.0) / 1e3 + choice.terms.get("prefill", 0.0) / 1e3 + EVENTS_LATE_S
-        for worker in {id(w): w for w in (decode, prefill) if w is not None}.values():
-            if worker.feed.column is not None:
+        for worker in (decode, None if local else prefill):
+            if worker is not None and worker.feed.column is not None:
                 keys = expected_blocks(worker.record, prompt)
                 if worker is prefill:
                     resumed = prompt.tokens - choice.prefill_tokens
@@ -155,12 +160,14 @@ class View:
 
     def prefilled(self, request_id: str) -> None:
         """Its first token came: nobody prefills for it any more."""
-        for worker in self._workers.values():
+        for worker in self._charged.get(request_id, ()):
             worker.charges.prefilled(request_id)
+            worker.facts = None
 
     def finished(self, request_id: str) -> None:
-        for worker in self._workers.values():
+        for worker in self._charged.pop(request_id, ()):
             worker.charges.ended(request_id)
+            worker.facts = None
 
     # ---- facts go out ----
 
@@ -194,23 +201,29 @@ class View:
 
     def _facts(self, worker: _Worker, found: Holdings | None, detail: bool, now_s: float) -> WorkerFacts:
         load, charges, column = worker.record.load, worker.charges, worker.feed.column
+        stalled = self._stalled_s(worker, now_s) > 0
         reach, checkpoints = 0, tuple[int, ...]()
         if found is not None and column is not None and found.reach[column]:
             reach = int(found.reach[column])
             deepest = int(found.deepest[column])
             checkpoints = found.checkpoints(column) if detail else (deepest,) if deepest else ()
-        return WorkerFacts(
+        elif worker.facts is not None and worker.facts.stalled == stalled:
+            return worker.facts
+        facts = WorkerFacts(
             record=worker.record,
             connected=worker.connected,
             active_requests=charges.active_requests(load),
             queued_prefill_tokens=charges.queued_prefill_tokens(load),
             waiting_prompts=max(charges.waiting_prompts, load.waiting),
-            stalled=self._stalled_s(worker, now_s) > 0,
+            stalled=stalled,
             full_at=worker.full_at,
             attention_tokens=reach,
             checkpoints=checkpoints,
             rates=worker.rates,
         )
+        if not reach:
+            worker.facts = facts
+        return facts
 
     def stalled_s(self, key: Key) -> float:
         """For how long a worker with running requests has not made a step, if that is too long; else 0."""
