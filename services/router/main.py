@@ -27,7 +27,7 @@ from services.router.dispatch.link import LinkSettings
 from services.router.front import Around, Front, listen
 from services.router.generation import Generator
 from services.router.http.app import Told
-from services.router.loop import fastest_loop
+from services.router.loop import fastest_loop, spare_the_collector
 from services.router.metrics import Metrics
 from services.router.placing.local import LocalPlacer
 from services.router.processes.children import Children, Owned
@@ -172,6 +172,7 @@ async def run(config: RouterConfig) -> None:
     for sig in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(sig, on_signal)
     await router.start()
+    spare_the_collector()
     print(
         f"twinflow router ready: model {config.model_name}, http://{router.http_address}/v1, "
         f"workers register at {router.grpc_address}",

@@ -26,7 +26,7 @@ class _Series(dict[tuple[str, ...], M], Generic[M]):
     """The series of a metric by their labels. Looking them up there takes longer than counting in them; label values are few."""
 
     def __init__(self, metric: M) -> None:
-        self._metric = metric
+        self._metric: M = metric
 
     def __missing__(self, labels: tuple[str, ...]) -> M:
         series = self[labels] = self._metric.labels(*labels)

@@ -224,6 +224,9 @@ class _Taker:
         self.stats: RequestStats | None = None
         self._replay, self._asked, self._session, self._index = replay, asked, session, index
 
+    def put_token(self, token_id: int) -> None:
+        self.put((Sample(token_id),))
+
     def put(self, samples: Sequence[Sample]) -> None:
         asked, replay = self._asked, self._replay
         if samples and asked.first_s is None:

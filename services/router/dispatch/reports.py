@@ -84,6 +84,4 @@ class Reports:
 
 
 def _is_plain(sample: pb.Sample, output: pb.Output) -> bool:
-    return not (
-        sample.finish or sample.HasField("logprobs") or output.HasField("stats") or output.HasField("error")
-    )
+    return not (sample.finish or sample.HasField("logprobs") or output.HasField("stats") or output.HasField("error"))

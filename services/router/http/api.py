@@ -71,9 +71,17 @@ class Api:
                 one = dataclasses.replace(sampling, sample_index=i, grammar=grammar) if i or grammar else sampling
                 jobs.append(
                     Job(
-                        job_id, prompt, one, limit, default_tokens, stops, fields.cache_salt,
-                        at_once=not fields.stream, key=key, priority=fields.priority,
-                    )  # fmt: skip
+                        job_id,
+                        prompt,
+                        one,
+                        limit,
+                        default_tokens,
+                        stops,
+                        fields.cache_salt,
+                        at_once=not fields.stream,
+                        key=key,
+                        priority=fields.priority,
+                    )
                 )
         return jobs
 

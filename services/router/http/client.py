@@ -5,11 +5,14 @@ for a token. The server puts a `Client` into the scope of each request; under an
 through ASGI are taken.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from twinflow.contracts.errors import Cancelled
 
 CLIENT = "twinflow.client"  # in the scope
 
@@ -42,16 +45,29 @@ class Client:
         """The request's, None while it is not all here."""
         return None if self._cycle.more_body else bytes(self._cycle.body)
 
-    @contextmanager
-    def watched(self, on_left: Callable[[], object]) -> Iterator[None]:
-        """`on_left` is called once the client leaves meanwhile, or has left."""
+    @asynccontextmanager
+    async def cancels(self) -> AsyncIterator[None]:
+        """Whatever this task does inside is cancelled when the client leaves, or if it has left; then this raises Cancelled."""
+        here = asyncio.current_task()
+        assert here is not None
         if self.left:
-            on_left()
-        self._watchers.add(on_left)
+            raise Cancelled("the client left")
+        self._watchers.add(here.cancel)
         try:
             yield
+        except asyncio.CancelledError:
+            if not self.left:
+                raise
+            here.uncancel()
+            raise Cancelled("the client left") from None
         finally:
-            self._watchers.discard(on_left)
+            self._watchers.discard(here.cancel)
+
+    def uncancel(self) -> None:
+        """The task has dealt with a cancellation of its own."""
+        here = asyncio.current_task()
+        assert here is not None
+        here.uncancel()
 
 
 class Connection(HttpToolsProtocol):
@@ -65,7 +81,7 @@ class Connection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
-            self.scope[CLIENT] = Client(self.cycle, self._watchers)  # type: ignore[typeddict-unknown-key]
+            self.scope[CLIENT] = Client(self.cycle, self._watchers)  # type: ignore[literal-required]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

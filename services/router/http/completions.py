@@ -83,8 +83,8 @@ async def make_jobs(api: Api, id: str, fields: CompletionFields, key: KeyFacts) 
 
 
 def echoed(api: Api, fields: CompletionFields, count: int) -> list[str]:
-    """The prompt of each of `count` choices as text, empty unless it is asked for. Raises Unsupported with logprobs, since none are computed
-    of prompts."""
+    """The prompt of each of `count` choices as text, empty unless it is asked for. Raises Unsupported with logprobs, since none
+    are computed of prompts."""
     if fields.echo and fields.logprobs is not None:
         raise Unsupported("echo=True does not go with logprobs: there are none of the prompt", param="echo")
     if not fields.echo:

@@ -7,6 +7,7 @@ after the keep-alive time, the stream begins with a comment instead.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from json import JSONEncoder
 from json.encoder import encode_basestring
@@ -72,34 +73,29 @@ class Lane:
     def __init__(self, shape: Callable[[str], bytes | None]) -> None:
         """`shape`: the events that a piece of text becomes, if any."""
         self._shape = shape
-        self._writer: "_Writer | None" = None
+        self._writer: _Writer | None = None
 
     def open(self, writer: "_Writer | None") -> None:
         self._writer = writer
 
     @property
     def ready(self) -> bool:
-        return self._writer is not None and self._writer.free
+        writer = self._writer
+        return writer is not None and writer.free
 
     def push(self, text: str) -> None:
         """Only while it is ready."""
-        data = self._shape(text)
-        if data is not None and self._writer is not None:
-            self._writer.write_now(data)
+        data, writer = self._shape(text), self._writer
+        if data is not None and writer is not None:
+            writer.write_now(data)
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The work's result; cancels it and raises Cancelled as soon as the client leaves."""
-    client, here = client_of(request.scope), asyncio.current_task()
-    if client is not None and here is not None:
-        with client.watched(here.cancel):
-            try:
-                return await work
-            except asyncio.CancelledError:
-                if not client.left:
-                    raise
-                here.uncancel()
-                raise Cancelled("the client left") from None
+    client = client_of(request.scope)
+    if client is not None:
+        async with client.cancels():
+            return await work
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(gone(request.receive))
     try:
@@ -127,15 +123,18 @@ async def open_events(
 ) -> Response:
     """Raises what the events raise before their first one. `headers` are asked for when the stream opens; it does not while the
     request is `held`, so that being shed has its own status however long it took. `lane`: opened once the first event is out."""
+    client = client_of(request.scope)
     first = asyncio.ensure_future(anext(events))
-    left = asyncio.ensure_future(gone(request.receive))
+    left = asyncio.ensure_future(gone(request.receive)) if client is None else None
+    awaited = {first} if left is None else {first, left}
     opened = False
     try:
-        while True:
-            await asyncio.wait({first, left}, timeout=limits.keep_alive_s, return_when=asyncio.FIRST_COMPLETED)
-            if first.done() or left.done() or not held():
-                break
-        if left.done() and not first.done():
+        async with client.cancels() if client is not None else nullcontext():
+            while True:
+                await asyncio.wait(awaited, timeout=limits.keep_alive_s, return_when=asyncio.FIRST_COMPLETED)
+                if first.done() or (left is not None and left.done()) or not held():
+                    break
+        if left is not None and left.done() and not first.done():
             raise Cancelled("the client left")
         if first.done():
             first.result()
@@ -143,7 +142,7 @@ async def open_events(
         return EventStream(first, left, events, limits, headers(), lane)
     finally:
         if not opened:
-            await cancel_all(first, left)
+            await cancel_all(first, *([left] if left is not None else []))
             await events.aclose()
 
 
@@ -153,12 +152,13 @@ class EventStream(Response):
     def __init__(
         self,
         first: asyncio.Future[bytes],
-        left: asyncio.Future[None],
+        left: asyncio.Future[None] | None,
         events: Events,
         limits: StreamLimits,
         headers: dict[str, str],
         lane: Lane | None = None,
     ) -> None:
+        """`left`: of the client, None where the scope has it."""
         self.status_code = 200
         self.background = None
         self._first = first
@@ -169,13 +169,23 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send, client_of(scope)))
+        client = client_of(scope)
         try:
-            await asyncio.wait({writing, self._left}, return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                writing.result()
+            if client is not None:
+                with suppress(Cancelled):
+                    async with client.cancels():
+                        await self._write(send, client)
+                return
+            assert self._left is not None
+            writing = asyncio.ensure_future(self._write(send, None))
+            try:
+                await asyncio.wait({writing, self._left}, return_when=asyncio.FIRST_COMPLETED)
+                if writing.done():
+                    writing.result()
+            finally:
+                await cancel_all(writing, self._left)
         finally:
-            await cancel_all(writing, self._left, self._first)
+            await cancel_all(self._first)
             await self._events.aclose()
 
     async def _write(self, send: Send, client: Client | None) -> None:
@@ -189,8 +199,10 @@ class EventStream(Response):
                 await out.write(data)
             await out.end()
         except asyncio.CancelledError:
-            if not out.dropped:
+            if not out.dropped or (client is not None and client.left):
                 raise
+            if client is not None:
+                client.uncancel()
             log.warning("dropped a client that did not read for %s s", self._limits.slow_client_s)
         except StopAsyncIteration:  # no event at all
             await out.end()

@@ -14,7 +14,7 @@ from typing import Any
 
 from services.router.front import Around, Front
 from services.router.http.app import Told
-from services.router.loop import fastest_loop
+from services.router.loop import fastest_loop, spare_the_collector
 from services.router.metrics import Metrics
 from services.router.processes.line import Line
 from services.router.processes.messages import GiveMetrics, Newest, Ready, Scrape, Setup, Stop
@@ -51,6 +51,7 @@ class HttpProcess:
     async def run(self, listener: socket.socket) -> None:
         """Returns after the owner's `Stop` or end."""
         await self.front.start(listener)
+        spare_the_collector()
         self._line.send(0, Ready())
         reading = asyncio.create_task(self._read())
         await asyncio.wait({reading, *self.front.parts}, return_when=asyncio.FIRST_COMPLETED)

@@ -42,7 +42,7 @@ class KeyTable:
         self._keys: U64 = np.zeros(rows, np.uint64)
         self._ages: NDArray[np.uint16] = np.zeros(rows, np.uint16)  # epoch; 0 = the row is free
         self._sets: U64 = np.zeros((rows, WORDS), np.uint64)
-        self._keys_as_bytes = memoryview(self._keys).cast("B")
+        self._keys_as_bytes = self._keys.view(np.uint8)
         self._buckets = FIRST_BUCKETS
         self._level = FIRST_BUCKETS  # buckets when this round of splits began
         self._entries = 0
@@ -84,7 +84,7 @@ class KeyTable:
         for half in (key & 0xFFFFFFFF, key >> 32):
             at = half & (2 * self._level - 1)
             start = (at if at < self._buckets else at - self._level) * WAYS * 8
-            if wanted in bytes(self._keys_as_bytes[start : start + WAYS * 8]):
+            if wanted in self._keys_as_bytes[start : start + WAYS * 8].tobytes():
                 return True
         return False
 
