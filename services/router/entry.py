@@ -9,7 +9,6 @@ from services.router.admission.base import Ask, Gate
 from services.router.generation import Job, Outcome
 from services.router.placing.base import Placer
 from services.router.view.prompt import PromptKeys
-from twinflow.contracts.hashing import pack_tokens
 
 
 class Entry:
@@ -30,25 +29,25 @@ class Entry:
 
     async def _ask(self, jobs: Sequence[Job], started_at: float) -> Ask:
         """How long its first token would take is only predicted where somebody needs to know."""
-        first, longest = jobs[0], max(jobs, key=lambda job: len(job.prompt))
+        first, longest = jobs[0], max(jobs, key=lambda job: job.prompt_tokens)
         ask = Ask(
             key=first.key,
             prompt_tokens=prompt_tokens(jobs),
             reply_tokens=sum(job.max_tokens or job.default_tokens for job in jobs),
             generations=len(jobs),
             priority=first.priority,
-            longest=(len(longest.prompt), longest.max_tokens or 1),
+            longest=(longest.prompt_tokens, longest.max_tokens or 1),
         )
         if first.key.slo_ttft_s is None or self._gate.idle:
             return ask
-        prompt = PromptKeys(pack_tokens(longest.prompt), longest.tenant, longest.cache_salt)
+        prompt = PromptKeys(longest.packed, longest.tenant, longest.cache_salt)
         least_s = await self._placer.least_ttft_s(prompt, longest.max_tokens or 1)
         return dataclasses.replace(ask, least_ttft_s=least_s, waited_s=time.monotonic() - started_at)
 
 
 def prompt_tokens(jobs: Sequence[Job]) -> int:
     """A prompt counts once for all its samples."""
-    return sum(len(job.prompt) for job in jobs if job.sampling.sample_index == 0)
+    return sum(job.prompt_tokens for job in jobs if job.sampling.sample_index == 0)
 
 
 def used_tokens(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> int:

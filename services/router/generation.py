@@ -27,7 +27,7 @@ from services.router.text.tokenizer import ModelText
 from services.router.view.breakers import is_fault
 from services.router.view.prompt import PromptKeys
 from twinflow.contracts.errors import DeadlineExceeded, NoCapacity, TwinflowError
-from twinflow.contracts.hashing import pack_tokens
+from twinflow.contracts.hashing import TOKEN_BYTES, pack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, SamplingParams
 from twinflow.node.handshake import GRAMMAR
 
@@ -40,7 +40,7 @@ class Job:
     sampling parameters' own."""
 
     id: str
-    prompt: tuple[int, ...]
+    packed: bytes  # token ids of the prompt
     sampling: SamplingParams
     max_tokens: int | None
     default_tokens: int
@@ -50,6 +50,10 @@ class Job:
     pinned: str = ""  # why the reply cannot go on elsewhere once it has begun, if it cannot
     key: KeyFacts = field(default_factory=lambda: KeyFacts(ANONYMOUS))  # of whoever asks
     priority: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.packed) // TOKEN_BYTES
 
     @property
     def tenant(self) -> str:
@@ -113,7 +117,7 @@ class Generator:
         """Pieces until one has `finish`. Raises the request's error, also after some pieces. What `shortcut` takes is in no
         piece."""
         async with self._counted(outcome):
-            prompt = PromptKeys(pack_tokens(job.prompt), job.tenant, job.cache_salt)
+            prompt = PromptKeys(job.packed, job.tenant, job.cache_salt)
             recovery = Recovery(job.pinned)
             stop_ids = frozenset(job.sampling.stop_token_ids) | frozenset(self._text.eos_token_ids)
             reply = Reply(self._text, job.stops, stop_ids)

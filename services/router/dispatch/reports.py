@@ -63,9 +63,11 @@ class Reports:
             if taker is None:  # cancelled meanwhile
                 continue
             samples = output.samples
-            if len(samples) == 1 and _is_plain(samples[0], output):  # nearly all
-                taker.put_token(samples[0].token_id)
-                continue
+            if len(samples) == 1:
+                sample = samples[0]
+                if _is_plain(sample, output):  # nearly all
+                    taker.put_token(sample.token_id)
+                    continue
             if output.HasField("stats"):
                 taker.stats = convert.stats_from_pb(output.stats)
             taker.put(convert.samples_from_pb(samples))

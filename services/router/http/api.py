@@ -45,13 +45,13 @@ class Api:
         self,
         id: str,
         fields: GenerationFields,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[bytes],
         logprobs: int | None,
         default_tokens: int,
         key: KeyFacts,
         grammar: Grammar | None = None,
     ) -> list[Job]:
-        """`n` for each prompt, in order of the choices. The samples of one prompt share a seed and differ in their index."""
+        """`n` for each packed prompt, in order of the choices. Samples of one prompt share a seed and differ in their index."""
         count, text = len(prompts) * fields.n, self.text
         if count > self.config.max_prompts:
             raise BadRequest(
@@ -62,7 +62,7 @@ class Api:
             raise BadRequest(f"priority: {fields.priority} is above {most}", param="priority")
         limit, stops = fields.reply_limit(), fields.stop_strings()
         jobs: list[Job] = []
-        for prompt in map(tuple, prompts):
+        for prompt in prompts:
             sampling = fields.sampling(
                 random.getrandbits(63), logprobs, text.eos_token_ids, text.vocab_size, text.defaults
             )

@@ -32,6 +32,7 @@ from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar, reply_grammar
 from services.router.text.reply import Piece, TokenText
 from twinflow.contracts.errors import BadRequest, TooLong
+from twinflow.contracts.hashing import pack_tokens
 
 
 class ChatFields(GenerationFields, ConversationFields):
@@ -67,7 +68,7 @@ def chat_routes(api: Api) -> APIRouter:
         chat = await render_chat(api, fields)
         grammar = reply_grammar(api.text, chat.text, chat.chosen, answer_only)
         logprobs, default = fields.wanted_logprobs(), api.config.default_max_tokens
-        jobs = api.jobs(id, fields, [chat.prompt], logprobs, default, key_of(request), grammar)
+        jobs = api.jobs(id, fields, [pack_tokens(chat.prompt)], logprobs, default, key_of(request), grammar)
         answer = ChatAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:
@@ -108,7 +109,9 @@ class ChatAnswer:
         return {**head, "choices": choices, "usage": self._usage()} | self._stats()
 
     def lane(self) -> Lane:
-        """Of the only choice's text."""
+        """Of the only choice's text, which has begun when the lane opens."""
+        if self._parsers[0].plain:
+            return Lane(self._frame(0).event)
         return Lane(lambda text: self._event(0, Piece(text), False))
 
     async def events(self, jobs: Sequence[Job], lane: Lane | None = None) -> AsyncGenerator[bytes, None]:

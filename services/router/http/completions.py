@@ -15,11 +15,12 @@ from services.router.generation import Job, Outcome
 from services.router.http.access import key_of
 from services.router.http.api import Api, collect_all, decision_headers, held, merge, new_id, stats, usage, wants_stats
 from services.router.http.events import DONE, EventFrame, Lane, event, open_events, unless_gone
-from services.router.http.fields import MAX_LOGPROBS, GenerationFields, known_ids
+from services.router.http.fields import MAX_LOGPROBS, GenerationFields, are_ids, known_ids
 from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar
 from services.router.text.reply import TokenText
 from twinflow.contracts.errors import BadRequest, Unsupported
+from twinflow.contracts.hashing import pack_tokens
 
 
 class CompletionFields(GenerationFields):
@@ -32,19 +33,15 @@ class CompletionFields(GenerationFields):
     def prompts(self, most: int) -> list[str | list[int]]:
         """Raises BadRequest unless it is a string, token ids, or a non-empty list of one kind of these."""
         p = self.prompt
-        if isinstance(p, str) or _is_ids(p):
+        if isinstance(p, str) or are_ids(p):
             return [p]
-        if not isinstance(p, list) or not p or not (all(isinstance(x, str) for x in p) or all(map(_is_ids, p))):
+        if not isinstance(p, list) or not p or not (all(isinstance(x, str) for x in p) or all(map(are_ids, p))):
             raise BadRequest(
                 "prompt: expected a string, a list of strings, token ids or lists of token ids", param="prompt"
             )
         if len(p) > most:
             raise BadRequest(f"prompt: at most {most} prompts in one request, got {len(p)}", param="prompt")
         return p
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) == {int}  # no bool, which is an int to isinstance
 
 
 def completion_routes(api: Api) -> APIRouter:
@@ -55,7 +52,7 @@ def completion_routes(api: Api) -> APIRouter:
         fields = await read_body(request, CompletionFields, api.config.model_name, api.config.max_body_bytes)
         id = request.state.id = new_id("cmpl")
         jobs = await make_jobs(api, id, fields, key_of(request))
-        outcomes = [Outcome(prompt_tokens=len(job.prompt)) for job in jobs]
+        outcomes = [Outcome(prompt_tokens=job.prompt_tokens) for job in jobs]
         answer = CompletionAnswer(api, id, fields, outcomes, echoed(api, fields, len(jobs)), wants_stats(request))
         if fields.stream:
             lane = answer.lane() if len(jobs) == 1 else None
@@ -73,7 +70,7 @@ async def make_jobs(api: Api, id: str, fields: CompletionFields, key: KeyFacts) 
     for i, prompt in enumerate(prompts):
         where = f"prompt[{i}]" if len(prompts) > 1 else "prompt"
         if isinstance(prompt, str):
-            ids = await api.text.encode(prompt, add_special_tokens=True)
+            ids = pack_tokens(await api.text.encode(prompt, add_special_tokens=True))
         else:
             ids = known_ids(prompt, api.text.vocab_size, where, "prompt")
         if not ids:

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from services.router.admission.keys import MAX_PRIORITY
 from services.router.text.defaults import SamplingDefaults
 from twinflow.contracts.errors import BadRequest, Unsupported
+from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import SamplingParams
 
 N = TypeVar("N", int, float)
@@ -140,12 +142,29 @@ def _in_vocabulary(id: int, vocab: int, param: str) -> int:
     return id
 
 
-def known_ids(ids: list[int], vocab: int, where: str, param: str) -> list[int]:
-    """Raises BadRequest for ids outside the vocabulary."""
-    if ids and not (min(ids) >= 0 and max(ids) < vocab):
-        token = next(token for token in ids if not 0 <= token < vocab)
-        raise BadRequest(f"{where}: token id {token} is outside the vocabulary of {vocab}", param=param)
-    return ids
+def known_ids(ids: list[int], vocab: int, where: str, param: str) -> bytes:
+    """Packed. Raises BadRequest for ids outside the vocabulary."""
+    try:
+        packed = pack_tokens(ids)
+        if not packed or int(np.frombuffer(packed, np.uint32).max()) < vocab:
+            return packed
+    except OverflowError:
+        pass
+    token = next(token for token in ids if not 0 <= token < vocab)
+    raise BadRequest(f"{where}: token id {token} is outside the vocabulary of {vocab}", param=param)
+
+
+def are_ids(value: Any) -> bool:
+    """A list of whole numbers, not empty. Long ones are common, so that they are not looked at one by one."""
+    if not isinstance(value, list) or not value or type(value[0]) is not int:
+        return False
+    try:
+        small = np.flatnonzero(np.frombuffer(pack_tokens(value), np.uint32) <= 1)  # true and false are among them
+    except OverflowError:
+        return set(map(type, value)) == {int}
+    except TypeError:
+        return False
+    return all(type(value[at]) is int for at in small.tolist())
 
 
 def drop_neutral(

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from services.router.http.client import client_of
 from services.router.http.errors import from_validation
@@ -70,6 +71,14 @@ async def read_bytes(request: Request, max_bytes: int) -> bytes:
 
 def parse_json(data: bytes) -> Any:
     """Strict JSON: UTF-8, no NaN or Infinity, no lone surrogates."""
+    try:
+        return from_json(data, allow_inf_nan=False)  # several times as fast, in lists of token ids above all
+    except ValueError:
+        return _parse_json(data)
+
+
+def _parse_json(data: bytes) -> Any:
+    """Says what is wrong."""
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
         if b"\\ud" in data or b"\\uD" in data:

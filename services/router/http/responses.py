@@ -24,6 +24,7 @@ from services.router.http.structured import TextOptions, reply_grammar
 from services.router.http.tools import choose_tools
 from services.router.text.calls.base import Event, Reasoning
 from twinflow.contracts.errors import TooLong, TwinflowError
+from twinflow.contracts.hashing import pack_tokens
 
 # What this endpoint refuses besides what all do, with the values that change nothing. Some are chat's names of fields.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -75,7 +76,9 @@ def response_routes(api: Api) -> APIRouter:
         messages = template_messages(fields.input, fields.instructions)
         chat = await render(api, messages, chosen, fields.chat_template_kwargs, "input")
         grammar = reply_grammar(api.text, chat.text, chosen, answer_only)
-        (job,) = api.jobs(id, fields, [chat.prompt], None, config.default_max_tokens, key_of(request), grammar)
+        (job,) = api.jobs(
+            id, fields, [pack_tokens(chat.prompt)], None, config.default_max_tokens, key_of(request), grammar
+        )
         answer = ResponseAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:

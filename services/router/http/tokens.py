@@ -59,7 +59,7 @@ def token_routes(api: Api, longest_tokens: Callable[[], int | None]) -> APIRoute
         fields = await read_fields(
             request, lambda _: DetokenizeFields, api.config.model_name, api.config.max_body_bytes
         )
-        ids = known_ids(fields.tokens, api.text.vocab_size, "tokens", "tokens")
-        return {"prompt": api.text.decode(ids)}
+        known_ids(fields.tokens, api.text.vocab_size, "tokens", "tokens")
+        return {"prompt": api.text.decode(fields.tokens)}
 
     return routes

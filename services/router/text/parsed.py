@@ -13,6 +13,11 @@ class ReplyParser:
         self._splitter = splitter
         self._calls = calls
 
+    @property
+    def plain(self) -> bool:
+        """All text is the answer's, as it comes."""
+        return self._splitter is None and self._calls is None
+
     def push(self, text: str) -> list[Event]:
         if self._splitter is None:
             return self._answer(text)

@@ -7,10 +7,11 @@ back and a snapshot is asked for, which replaces everything.
 from collections.abc import Iterable
 
 from services.router.view.index import HitIndex
-from services.router.view.prompt import key_of
+from services.router.view.prompt import key_of, keys_of
 from twinflow.contracts.events import CacheEvent, EventKind
 
 MAX_PENDING_EVENTS = 100_000
+MANY = 16  # events that are better taken together
 _STORED, _REMOVED = EventKind.BLOCK_STORED, EventKind.BLOCK_REMOVED  # members are found slowly, and these are many
 
 
@@ -41,6 +42,9 @@ class Feed:
     def apply(self, events: Iterable[CacheEvent]) -> bool:
         """Takes events in any order; returns True when a gap has just opened: ask for a snapshot."""
         had_gap = self.has_gap
+        events = list(events)
+        if len(events) >= MANY and not had_gap and self._apply_all(events):
+            return False
         for e in events:
             if e.sequence == self.sequence + 1:
                 self._apply(e)
@@ -48,6 +52,22 @@ class Feed:
                 self._pending[e.sequence] = e
         self._drain_pending()
         return self.has_gap and not had_gap
+
+    def _apply_all(self, events: list[CacheEvent]) -> bool:
+        """Those of a long prompt, at once: the next ones in order, and about blocks of which none comes and goes."""
+        sequences, kinds, hashes, _ = zip(*events, strict=True)
+        if sequences != tuple(range(self.sequence + 1, self.sequence + 1 + len(events))):
+            return False
+        keys = keys_of(hashes).tolist()
+        stored = [key for key, kind in zip(keys, kinds, strict=True) if kind is _STORED]
+        removed = [key for key, kind in zip(keys, kinds, strict=True) if kind is _REMOVED]
+        if len(stored) + len(removed) < len(events) or not set(stored).isdisjoint(removed):
+            return False
+        self.sequence = sequences[-1]
+        if self.column is not None:
+            self._index.store_all(self.column, stored)
+            self._index.remove_all(self.column, removed)
+        return True
 
     def replace(self, sequence: int, contents: Iterable[CacheEvent]) -> bool:
         """A snapshot that includes everything up to `sequence`. Returns True when a gap is still open after it."""

@@ -96,6 +96,12 @@ class HitIndex:
     def store(self, column: int, key: int) -> None:
         self._gather(key, column, True)
 
+    def store_all(self, column: int, keys: list[int]) -> None:
+        self._gather_all(keys, column, True)
+
+    def remove_all(self, column: int, keys: list[int]) -> None:
+        self._gather_all(keys, column, False)
+
     def store_checkpoint(self, column: int, key: int, position: int) -> None:
         self._gather(key ^ CHECKPOINT, column, True)
         if position < MAX_POSITION:
@@ -116,21 +122,28 @@ class HitIndex:
         if len(self._gathered) >= MAX_GATHERED:
             self._flush()
 
+    def _gather_all(self, keys: list[int], column: int, stored: bool) -> None:
+        if not self._gathered.keys().isdisjoint(keys):
+            for key in keys:
+                self._gather(key, column, stored)
+            return
+        bit = 1 << column
+        self._gathered.update(dict.fromkeys(keys, (bit, 0) if stored else (0, bit)))
+        if len(self._gathered) >= MAX_GATHERED:
+            self._flush()
+
     def _flush(self) -> None:
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}
-        gone, there = list[tuple[int, int]](), list[tuple[int, int]]()
+        alike: dict[tuple[int, int], list[int]] = {}  # few columns, many keys
         for key, sets in gathered.items():
-            for bits, pairs in zip(sets, (there, gone), strict=True):
-                while bits:
-                    bit = bits & -bits
-                    pairs.append((key, bit.bit_length() - 1))
-                    bits ^= bit
-        if gone:
-            self._table.discard(*_arrays(gone))
-        if there:
-            self._table.add(*_arrays(there))
+            alike.setdefault(sets, []).append(key)
+        for side, change in ((1, self._table.discard), (0, self._table.add)):
+            parts = [(keys, column) for sets, keys in alike.items() for column in _columns(sets[side])]
+            if parts:
+                columns = [np.full(len(keys), column, np.int64) for keys, column in parts]
+                change(np.concatenate([np.array(keys, np.uint64) for keys, _ in parts]), np.concatenate(columns))
 
     # ---- reads ----
 
@@ -228,9 +241,8 @@ class HitIndex:
         return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
 
 
-def _arrays(pairs: list[tuple[int, int]]) -> tuple[U64, NDArray[np.int64]]:
-    keys, columns = zip(*pairs, strict=True)
-    return np.array(keys, np.uint64), np.array(columns, np.int64)
+def _columns(bits: int) -> list[int]:
+    return [at for at in range(bits.bit_length()) if bits >> at & 1]
 
 
 def expected_blocks(record: WorkerRecord, prompt: PromptKeys) -> list[int]:
