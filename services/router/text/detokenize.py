@@ -66,9 +66,10 @@ class TokenTexts:
 
     def learn_whole(self, token_id: int) -> None:
         """Puts a byte-level token into `whole` if it belongs there."""
-        if token_id not in self.special_ids:
+        raw = self.token_bytes(token_id)
+        if raw and token_id not in self.special_ids:
             with suppress(UnicodeDecodeError):
-                self.whole[token_id] = self.token_bytes(token_id).decode()
+                self.whole[token_id] = raw.decode()
 
     def text_and_bytes(self, token_id: int) -> tuple[str, bytes]:
         """One token on its own, for logprobs; the text of a part of a character is U+FFFD, the bytes are its own."""

@@ -54,6 +54,7 @@ class HitIndex:
         self._words = 1  # of the sets, that hold columns in use
         self._gathered: dict[int, tuple[int, int]] = {}  # key → columns stored and removed, as bits
         self._positions = np.zeros(0, bool)  # at which a mid-block checkpoint was ever stored
+        self._first_position = MAX_POSITION
 
     def __len__(self) -> int:
         self._flush()
@@ -108,6 +109,7 @@ class HitIndex:
             if position >= len(self._positions):
                 self._positions = np.append(self._positions, np.zeros(position + 1, bool))
             self._positions[position] = True
+            self._first_position = min(self._first_position, position)
 
     def remove(self, column: int, key: int) -> None:
         self._gather(key, column, False)
@@ -170,7 +172,7 @@ class HitIndex:
         first = prompt.block_numbers(record)[:1]
         if first and (first[0] in self._gathered or self.expected.has(first[0]) or self._table.may_have(first[0])):
             return False
-        return not self._positions[: min(record.block_tokens, prompt.tokens)].any()
+        return self._first_position >= min(record.block_tokens, prompt.tokens)
 
     def _nothing(self, block_tokens: int) -> Holdings:
         columns = 64 * self._words

@@ -1,6 +1,7 @@
 """Incremental text equals decoding everything at once, for random ids and for characters split over tokens."""
 
 import random
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -40,6 +41,29 @@ def pieces(texts: TokenTexts, ids: list[int]) -> list[str]:
 @pytest.fixture(scope="module", params=[build_tokenizer, byte_fallback_tokenizer], ids=["byte-level", "byte-fallback"])
 def texts(request) -> TokenTexts:
     return TokenTexts(request.param())
+
+
+def shipped() -> Tokenizer:
+    """A byte-level one with special tokens and with added ones that are none."""
+    tokenizer = Tokenizer.from_file(str(Path(__file__).parents[3] / "models" / "twinflow-tiny" / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken("héllo wörld"), AddedToken("😀é")])
+    return tokenizer
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_real_tokenizer_warm_and_cold(seed):
+    """Parts of characters before, between and after whole tokens; texts of whole ones are known from the second time on."""
+    draw, texts = random.Random(seed), TokenTexts(shipped())
+    tokenizer = texts.tokenizer
+    added = sorted(tokenizer.get_added_tokens_decoder())
+    split = [
+        i for text in ("😀", "é̂", "日本語", "👩‍👩‍👧") for i in tokenizer.encode(text, add_special_tokens=False).ids
+    ]
+    plain = range(tokenizer.get_vocab_size(with_added_tokens=True))
+    for _ in range(12):
+        ids = [draw.choice(draw.choice([added, split, plain])) for _ in range(draw.randrange(1, 60))]
+        assert "".join(pieces(texts, ids)) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert texts.whole.keys().isdisjoint(texts.special_ids)
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -1,5 +1,9 @@
 """A worker's load out of two accounts: what it says, and what it was given since."""
 
+import random
+
+import pytest
+
 from services.router.view.charges import Charges
 from twinflow.contracts.workers import Load
 
@@ -78,3 +82,32 @@ def test_requests_count_once() -> None:
     charges.ended("a")
     charges.ended("a")
     assert charges.active_requests(Load()) == 2
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_all_are_ours_as_long_as_no_more_are_there_than_we_know(seed: int) -> None:
+    """The count of this router's own requests, running or to be computed, against sets."""
+    draw, charges = random.Random(seed), Charges()
+    running, waiting = set[str](), set[str]()
+    for _ in range(150):
+        id = draw.choice("abcdefgh")
+        match draw.randrange(5):
+            case 0:
+                charges.prefill(id, draw.randrange(1, 500))
+                waiting.add(id)
+            case 1:
+                charges.prefilled(id)
+                waiting.discard(id)
+            case 2:
+                charges.run(id)
+                running.add(id)
+            case 3:
+                charges.ended(id)
+                running.discard(id)
+                waiting.discard(id)
+            case 4:
+                charges.reported(draw.randrange(400))
+        assert charges.waiting_prompts == len(waiting)
+        known, foreign = len(running | waiting), 1_000_000
+        ours = charges.queued_prefill_tokens(Load(running=known, queued_prefill_tokens=foreign))
+        assert ours < foreign <= charges.queued_prefill_tokens(Load(running=known + 1, queued_prefill_tokens=foreign))

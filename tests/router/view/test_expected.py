@@ -1,6 +1,10 @@
 """Entries that are not true yet: seen at once, gone by themselves."""
 
+import random
+import time
+
 import numpy as np
+import pytest
 
 from services.router.view.expected import Expected
 from services.router.view.table import WORDS
@@ -41,3 +45,50 @@ def test_bounded_and_clean() -> None:
     assert len(expected) == 10 and columns(expected, 99, 1.0) == {1}
     expected.add(1, [1000], until_s=20.0, now_s=10.0)
     assert len(expected) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_like_the_definition(seed: int) -> None:
+    """Random prompts, of which many share a beginning, against a plain dict; as long as nothing is over the bound."""
+    draw, expected, now_s = random.Random(seed), Expected(), 0.0
+    truth: dict[int, dict[int, float]] = {}  # key → column → until
+    for _ in range(200):
+        now_s += draw.random()
+        column, family, length = draw.randrange(3), draw.randrange(4), draw.randrange(8)
+        keys, until_s = [100 * family + i for i in range(length)], now_s + draw.choice([0.5, 2.0, 5.0])
+        expected.add(column, keys, until_s, now_s)
+        for key in keys:
+            held = truth.get(key, {})
+            last_s = max(held.values(), default=0.0)
+            held = held if last_s > now_s else {}  # what is over does not come back
+            truth[key] = dict.fromkeys({*held, column}, max(until_s, last_s))
+        if draw.random() < 0.02:
+            expected.forget(1)
+            truth = {key: {c: t for c, t in held.items() if c != 1} for key, held in truth.items()}
+        for key in draw.sample(range(400), 20):
+            there = {c for c, t in truth.get(key, {}).items() if t > now_s}
+            assert columns(expected, key, now_s) == there
+
+
+def test_adding_takes_as_long_after_many_have_left() -> None:
+    def adding_s(expected: Expected, now_s: float) -> float:
+        began = time.thread_time()
+        for i in range(300):
+            expected.add(0, [draw.getrandbits(64) for _ in range(3)], now_s + 10, now_s + i / 100)
+        return time.thread_time() - began
+
+    draw, worn = random.Random(1), Expected()
+    for i in range(400):
+        worn.add(0, [draw.getrandbits(64) for _ in range(500)], i / 100 + 10, i / 100)
+    assert len(worn) == 200_000
+    fresh_s = min(adding_s(Expected(), 0.0) for _ in range(3))
+    worn_s = min(adding_s(worn, 4.0 + 3 * k) for k in range(3))
+    assert worn_s < 20 * fresh_s
+
+
+def test_a_prefix_that_is_expected_again_and_again_is_bounded() -> None:
+    expected = Expected(max_keys=100)
+    for i in range(1000):
+        expected.add(0, list(range(50)), i + 10.0, float(i))
+    assert len(expected) == 50 and columns(expected, 49, 1000.0) == {0}
+    assert len(expected._came) <= 11

@@ -213,3 +213,39 @@ class Model:
         deepest = max(at_blocks, default=0)
         inside = [p for p in range(deepest + 1, last + 1) if p % BLOCK and c.prefix_hash(p) in self.points]
         return max(reach * BLOCK, *inside[-1:], 0), tuple(at_blocks + inside[-1:])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_events_taken_together_are_those_taken_one_by_one(seed: int) -> None:
+    """Long messages, in order and not, with blocks that come and go in one of them."""
+    draw = random.Random(seed)
+    together, alone = HitIndex(1 << 22), HitIndex(1 << 22)
+    feeds = [(Feed(together), Feed(alone)) for _ in range(2)]
+    names = [draw.randbytes(16) for _ in range(60)]
+    for _ in range(40):
+        bulk, single = draw.choice(feeds)
+        kinds = draw.choice([[STORED], [STORED, REMOVED], [STORED, REMOVED, SAVED]])
+        hashes = draw.sample(names, 30) if draw.random() < 0.7 else draw.choices(names, k=30)
+        events = [CacheEvent(bulk.sequence + 1 + i, draw.choice(kinds), h, BLOCK) for i, h in enumerate(hashes)]
+        if draw.random() < 0.3:
+            draw.shuffle(events)
+        bulk.apply(events)
+        for e in events:
+            single.apply([e])
+        assert bulk.sequence == single.sequence
+        for name in draw.sample(names, 10):
+            record, keys = RECORD, _Named(name)
+            found, wanted = (index.holdings(record, keys, 0.0) for index in (together, alone))
+            assert found.reach.tolist() == wanted.reach.tolist() and found.deepest.tolist() == wanted.deepest.tolist()
+        assert [len(b) for b, _ in feeds] == [len(s) for _, s in feeds]
+
+
+class _Named(PromptKeys):
+    """A prompt of one block and a bit, whose hash is given."""
+
+    def __init__(self, name: bytes) -> None:
+        super().__init__(pack_tokens(range(BLOCK + 1)))
+        self._name = name
+
+    def block_hashes(self, record: WorkerRecord) -> list[bytes]:
+        return [self._name]

@@ -1,0 +1,123 @@
+"""The short way of a stream's tokens: the same events as the long one, and left wherever it does not fit."""
+
+import asyncio
+import json
+
+import pytest
+
+from services.router.dispatch.stream import RequestStream
+from services.router.http.events import Lane
+from tests.router.conftest import running, until
+from tests.router.fake_worker import FakeWorker
+from twinflow.contracts.requests import FinishReason, Sample
+
+TEXT = "naïve 😀 and 日本語, 👩‍👩‍👧 ok? " * 4
+
+
+@pytest.fixture
+def pushed(monkeypatch) -> list[str]:
+    """Texts that went the short way."""
+    texts: list[str] = []
+    push = Lane.push
+
+    def counting(self: Lane, text: str) -> None:
+        texts.append(text)
+        push(self, text)
+
+    monkeypatch.setattr(Lane, "push", counting)
+    return texts
+
+
+async def events(cluster, path: str, **fields: object) -> list[dict]:
+    body = {"model": "toy", "stream": True, "max_tokens": 400} | fields
+    body |= {"prompt": "hi"} if path == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    path = f"/v1/{path}" if path == "completions" else "/v1/chat/completions"
+    answer = await cluster.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def shown(found: list[dict], index: int = 0) -> str:
+    choices = [c for e in found for c in e["choices"] if c["index"] == index]
+    return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat"])
+async def test_the_same_events_either_way(cluster, pushed, monkeypatch, path):
+    worker = cluster.workers[0]
+    worker.delay_s = 0.002  # tokens come one by one
+    ids = cluster.says(worker, TEXT)
+    short = await events(cluster, path)
+    assert shown(short) == TEXT
+    assert sum(map(bool, pushed)) > len(ids) / 4, "most events went the short way"
+    pushed.clear()
+    monkeypatch.setattr(Lane, "ready", False)
+    long = await events(cluster, path)
+    assert not pushed
+
+    def told(found: list[dict]) -> list[object]:
+        return [e["choices"] for e in found]
+
+    assert told(short) == told(long)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("completions", {"n": 2}), ("completions", {"stop": "ok"}), ("completions", {"logprobs": 1}), ("chat", {"logprobs": True})],
+    ids=["n", "stop", "logprobs", "chat-logprobs"],
+)  # fmt: skip
+async def test_what_does_not_fit_goes_the_long_way(cluster, pushed, path, fields):
+    worker = cluster.workers[0]
+    worker.delay_s = 0.002
+    cluster.says(worker, TEXT)
+    found = await events(cluster, path, **fields)
+    wanted = TEXT[: TEXT.index("ok")] if "stop" in fields else TEXT
+    assert {shown(found, i) for i in range(fields.get("n", 1))} == {wanted}
+    assert not pushed
+
+
+async def test_usage_counts_what_went_the_short_way(cluster, pushed):
+    worker = cluster.workers[0]
+    worker.delay_s = 0.002
+    ids = cluster.says(worker, TEXT)
+    found = await events(cluster, "chat", stream_options={"include_usage": True})
+    assert found[-1]["usage"]["completion_tokens"] == len(ids) and pushed
+
+
+async def test_a_reply_goes_on_at_another_worker(model_folder, pushed):
+    """What the client got the short way is what the next worker is told."""
+    async with running(model_folder) as c:
+        workers = [await c.add(FakeWorker("toy", f"d{i}")) for i in range(2)]
+        for worker in workers:
+            worker.delay_s, worker.die_after = 0.002, 40
+            ids = c.says(worker, TEXT)
+        task = asyncio.create_task(events(c, "completions"))
+        await until(lambda: any(w.submits for w in workers))
+        first = next(w for w in workers if w.submits)
+        other = workers[1 - workers.index(first)]
+        other.die_after = None
+        assert shown(await task) == TEXT and pushed
+        assert len(other.submits[0].forced) // 4 == 40 < len(ids)
+
+
+async def test_only_a_taker_that_waits_is_passed_by():
+    stream, taken = RequestStream("r", lambda: None, lambda: None, 100), list[int]()
+    stream.shortcut = lambda id: id < 10 and not taken.append(id)
+    stream.put_token(1)  # nobody waits yet
+    assert [s.token_id for s in (await stream.take()).samples] == [1] and not taken
+    waiting = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    stream.put_token(2)
+    stream.put_token(3)
+    assert taken == [2, 3] and not waiting.done()
+    stream.put_token(10)  # refused: the taker is woken
+    stream.put_token(4)  # and what comes before it has looked is behind that
+    assert [s.token_id for s in (await waiting).samples] == [10, 4]
+    waiting = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    stream.put_token(5)
+    stream.put([Sample(6, FinishReason.LENGTH)])
+    batch = await waiting
+    assert taken == [2, 3, 5] and [s.token_id for s in batch.samples] == [6] and batch.last
