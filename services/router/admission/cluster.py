@@ -6,6 +6,7 @@ from itertools import zip_longest
 from services.router.admission.base import Ask
 from services.router.admission.room import Ahead, Room, look
 from services.router.schedule.base import Policy, RouteRequest, WorkerFacts
+from services.router.schedule.few import FEW
 from services.router.schedule.filters import usable_decoders
 from services.router.schedule.limits import fits, too_long
 from services.router.view.view import View
@@ -32,7 +33,11 @@ class Cluster:
             raise too_long(records, request.prompt_tokens, request.max_tokens)
 
     def _in_turn(self) -> Iterator[WorkerFacts]:
-        """One of each role, then the next ones: where there is plenty of room, the first few tell."""
+        """One of each role, then the next ones: where there is plenty of room, the first few tell. Of a handful it takes longer
+        to go in turn than to look at all."""
+        if len(self._view) <= FEW:
+            yield from self._view.snapshot().workers
+            return
         for each in zip_longest(*(self._view.each(role) for role in Role)):
             yield from (facts for facts in each if facts is not None)
 

@@ -152,8 +152,6 @@ class HitIndex:
     def holdings(self, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings:
         """Of all columns; they mean something for workers of this record's layout."""
         block_tokens = record.block_tokens
-        if self._nobody(record, prompt):
-            return self._nothing(block_tokens)
         held = self._unbroken(prompt.block_keys(record), now_s)
         blocks = self._bits(held)
         reach = blocks.sum(axis=0, dtype=np.int64) * block_tokens
@@ -166,18 +164,13 @@ class HitIndex:
         found = Holdings(reach, deepest, points, block_tokens)
         return self._with_tails(found, record, prompt, now_s)
 
-    def _nobody(self, record: WorkerRecord, prompt: PromptKeys) -> bool:
-        """Certainly no column holds anything of it: its first block is nowhere, and no state was ever saved inside one. Most
+    def nobody(self, record: WorkerRecord, prompt: PromptKeys) -> bool:
+        """Certainly `holdings` would find nothing: its first block is nowhere, and no state was ever saved inside one. Most
         new prompts; looking up one key is not worth the arrays."""
         first = prompt.block_numbers(record)[:1]
         if first and (first[0] in self._gathered or self.expected.has(first[0]) or self._table.may_have(first[0])):
             return False
         return self._first_position >= min(record.block_tokens, prompt.tokens)
-
-    def _nothing(self, block_tokens: int) -> Holdings:
-        columns = 64 * self._words
-        none = np.zeros(columns, np.int64)
-        return Holdings(none, none, np.zeros((0, columns), np.uint8), block_tokens)
 
     def _unbroken(self, keys: U64, now_s: float) -> U64:
         """(n, WORDS) columns that hold every block up to this one, until nobody does."""

@@ -56,6 +56,10 @@ class View:
         self._charged: dict[str, list[_Worker]] = {}  # by request
         self.breakers = Breakers(clock)
 
+    def __len__(self) -> int:
+        """Workers that are known."""
+        return len(self._workers)
+
     # ---- facts come in ----
 
     def put(self, record: WorkerRecord) -> None:
@@ -175,14 +179,15 @@ class View:
         """All workers now; with `prompt`, its hits at those that could serve it. `detail`: every checkpoint, not only the one
         that counts."""
         now = self._clock()
-        holdings: dict[tuple[str, int], Holdings] = {}
+        holdings: dict[tuple[str, int], Holdings | None] = {}
         facts = []
         for worker in self._workers.values():
             found, record = None, worker.record
             if prompt is not None and worker.connected and record.block_tokens and worker.feed.column is not None:
                 layout = (record.fingerprint, record.block_tokens)
                 if layout not in holdings:
-                    holdings[layout] = self._index.holdings(record, prompt, now)
+                    nobody = self._index.nobody(record, prompt)
+                    holdings[layout] = None if nobody else self._index.holdings(record, prompt, now)
                 found = holdings[layout]
             facts.append(self._facts(worker, found, detail, now))
         return Snapshot(tuple(facts), self._fleet.copy(), self.breakers.open(), self._reply_tokens)

@@ -39,7 +39,9 @@ class Cluster:
         self.feeds = [Feed(self.index) for _ in range(workers)]
 
     def hits(self, ids: list[int], salt: str = "", worker: int = 0) -> tuple[int, tuple[int, ...]]:
-        found = self.index.holdings(RECORD, PromptKeys(pack_tokens(ids), cache_salt=salt), 0.0)
+        prompt = PromptKeys(pack_tokens(ids), cache_salt=salt)
+        nobody, found = self.index.nobody(RECORD, prompt), self.index.holdings(RECORD, prompt, 0.0)
+        assert not (nobody and (found.reach.any() or found.deepest.any()))
         column = self.feeds[worker].column
         assert column is not None
         return int(found.reach[column]), found.checkpoints(column)
