@@ -6,7 +6,7 @@ through ASGI are taken.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,48 +20,54 @@ CLIENT = "twinflow.client"  # in the scope
 class Client:
     """Of one request. Made by `Connection`."""
 
-    def __init__(self, cycle: RequestResponseCycle, watchers: set[Callable[[], object]]) -> None:
+    def __init__(self, cycle: RequestResponseCycle, watchers: set["Client"]) -> None:
         self._cycle = cycle
         self._watchers = watchers
-
-    @property
-    def left(self) -> bool:
-        return self._cycle.disconnected
+        self._task: asyncio.Task[Any] | None = None
+        self.left = False
 
     @property
     def free(self) -> bool:
         """A chunk of the body can be written at once: the headers are out, and what was written before is not too much unread."""
         cycle = self._cycle
-        return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete) and bool(
-            cycle.chunked_encoding
-        )
+        return not (self.left or cycle.flow.write_paused or cycle.response_complete) and bool(cycle.chunked_encoding)
 
     def write_chunk(self, data: bytes) -> None:
         """Only while it is `free`; `data` is not empty."""
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    @property
-    def body(self) -> bytes | None:
+    def whole_body(self) -> bytes | None:
         """The request's, None while it is not all here."""
-        return None if self._cycle.more_body else bytes(self._cycle.body)
+        if self._cycle.more_body:
+            return None
+        self._cycle.flow.resume_reading()  # the server pauses after much of it, and would not see the client leave
+        return bytes(self._cycle.body)
 
     @asynccontextmanager
     async def cancels(self) -> AsyncIterator[None]:
         """Whatever this task does inside is cancelled when the client leaves, or if it has left; then this raises Cancelled."""
-        here = asyncio.current_task()
+        here = self._task = asyncio.current_task()
         assert here is not None
-        if self.left:
-            raise Cancelled("the client left")
-        self._watchers.add(here.cancel)
+        self._watchers.add(self)
+        if self._cycle.disconnected:
+            self.leave()
         try:
             yield
+            if self.left:  # and nothing inside had to wait since: the cancellation is still to come
+                await asyncio.sleep(0)
         except asyncio.CancelledError:
             if not self.left:
                 raise
             here.uncancel()
             raise Cancelled("the client left") from None
         finally:
-            self._watchers.discard(here.cancel)
+            self._watchers.discard(self)
+
+    def leave(self) -> None:
+        """The connection is lost. Cancels whoever is inside `cancels`."""
+        self.left = True
+        if self._task is not None:
+            self._task.cancel()
 
     def uncancel(self) -> None:
         """The task has dealt with a cancellation of its own."""
@@ -75,7 +81,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._watchers: set[Callable[[], object]] = set()
+        self._watchers: set[Client] = set()
 
     def on_headers_complete(self) -> None:
         before = self.cycle
@@ -85,8 +91,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for on_left in list(self._watchers):
-            on_left()
+        for client in list(self._watchers):
+            client.leave()
 
 
 def client_of(scope: MutableMapping[str, Any]) -> Client | None:

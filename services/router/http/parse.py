@@ -58,7 +58,7 @@ async def read_fields(
 
 async def read_bytes(request: Request, max_bytes: int) -> bytes:
     client = client_of(request.scope)
-    whole = client.body if client is not None else None
+    whole = client.whole_body() if client is not None else None
     if whole is not None and len(whole) <= max_bytes:
         return whole
     data = bytearray()
