@@ -266,16 +266,20 @@ def chunks(answers: Sequence[Answer], tokens: int) -> str:
 
 
 async def memory(target: Target, count: int, chars: int) -> None:
-    """Distinct prompts of 8k tokens; the slope is that of the second half."""
+    """Distinct prompts, whole answers of two tokens."""
     target.pace(Pacing(step_s=0.002))
     prompts = Prompts(MODEL.name, chars)
-    marks = [memory_mib(target.pid)]
-    for _ in range(4):
-        await closed_loop(target, prompts, 32, 2, count // 4, stream=False, delay_ms=1)
+    marks, bad, used, began = [memory_mib(target.pid)], "", cpu_s(target.pid), time.perf_counter()
+    for _ in range(8):
+        answers = await closed_loop(target, prompts, 32, 2, count // 8, stream=False, delay_ms=1)
+        bad = bad or failed(answers)
         marks.append(memory_mib(target.pid))
-    slope = 1e3 * (marks[4] - marks[2]) / (count / 2)
+    took, used = time.perf_counter() - began, cpu_s(target.pid) - used
+    slope = 1e3 * (marks[8] - marks[4]) / (count / 2)
     told = " ".join(f"{m:.0f}" for m in marks)
-    line(target, f"memory over {count:,} prompts", f"{told} MiB, at the end {slope:+.3f} MiB per 1,000")
+    told = f"of {chars} characters: {told} MiB, in the second half {slope:+.3f} MiB per 1,000; "
+    told += f"CPU {1e3 * used / count:.2f} s per 1,000, {took:.0f} s" + bad
+    line(target, f"memory over {count:,} prompts", told)
 
 
 def start(cores: Sequence[int]) -> None:
@@ -331,6 +335,7 @@ def long_prompt_chars(text: ModelText, tokens: int = 8_000) -> int:
 async def run(args: argparse.Namespace) -> None:
     names, text = args.measures.split(","), load_model_text(MODEL)
     chars = long_prompt_chars(text)
+    print(f"the machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"8k prompts have {chars} characters: {tokenising(text, chars)}; short ones: {tokenising(text, SHORT_CHARS)}")
     if "start" in names:
         start(sorted(os.sched_getaffinity(0)))

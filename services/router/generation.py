@@ -17,7 +17,7 @@ from services.router.config import RouterConfig
 from services.router.dispatch.base import Key, SlowClient, WorkerLost
 from services.router.dispatch.dispatcher import Dispatcher
 from services.router.dispatch.recovery import Recovery
-from services.router.dispatch.stream import Batch, RequestStream
+from services.router.dispatch.stream import RequestStream
 from services.router.dispatch.submission import submission
 from services.router.metrics import Metrics
 from services.router.placing.base import Ended, Placer, TooLate, Want
@@ -211,22 +211,22 @@ class Generator:
             sampling = dataclasses.replace(sampling, max_tokens=outcome.max_tokens)
         root = prompt.root(choice.decode.fingerprint)
         stream: RequestStream | None = None
+        late: asyncio.TimerHandle | None = None
         ok = broke = False
-        begun, at_once = False, job.at_once and not job.stops  # a stop string must be seen at once
+        at_once = job.at_once and not job.stops  # a stop string must be seen at once
         try:
             if sampling.grammar is not None and GRAMMAR not in choice.decode.features:
                 raise NoCapacity(f"worker {choice.decode.id} is of a release without structured outputs")
             stream = self._dispatcher.submit(
                 choice.decode, submission(id, job.id, prompt.packed, root, sampling, choice, outcome.sent)
             )
+            stream.on_begun = lambda: self._begun(id, choice, outcome)
+            if shortcut is not None and not job.stops and job.sampling.logprobs is None:
+                stream.shortcut = _shortened(shortcut, outcome, reply)
+            late = asyncio.get_running_loop().call_later(self._config.first_token_s, self._on_late, stream)
             while reply.finish is None:
-                batch = await (stream.take_rest() if begun and at_once else self._take(stream))
+                batch = await (stream.take_rest() if at_once else stream.take())
                 samples = batch.samples
-                if samples and not begun:
-                    begun = True
-                    self._begun(id, choice, outcome)
-                    if shortcut is not None and not job.stops and job.sampling.logprobs is None:
-                        stream.shortcut = _shortened(shortcut, outcome, reply)
                 broken = bool(samples) and samples[-1].finish in (FinishReason.ERROR, FinishReason.CANCELLED)
                 samples = samples[:-1] if broken else samples
                 outcome.sent += [s.token_id for s in samples]
@@ -253,6 +253,8 @@ class Generator:
                 broke, e.counted = e.culprit is None and not e.counted, True
             raise
         finally:
+            if late is not None:
+                late.cancel()
             if stream is not None:
                 outcome.stats, outcome.too_slow = stream.stats, stream.overflowed
                 stream.close()
@@ -265,14 +267,10 @@ class Generator:
             outcome.first_token_at = time.monotonic()
             self._metrics.begun(choice.kind.value, outcome.ttft_s or 0.0)
 
-    async def _take(self, stream: RequestStream) -> Batch:
-        if stream.begun:
-            return await stream.take()
-        try:
-            async with asyncio.timeout(self._config.first_token_s):
-                return await stream.take()
-        except TimeoutError:
-            raise DeadlineExceeded(f"no token within {self._config.first_token_s} s") from None
+    def _on_late(self, stream: RequestStream) -> None:
+        if not stream.begun:
+            stream.cancel()
+            stream.fail(DeadlineExceeded(f"no token within {self._config.first_token_s} s"))
 
     async def _last_stats(self, stream: RequestStream, outcome: Outcome) -> None:
         """A cancelled worker still reports what it did; not for long, and never an error."""

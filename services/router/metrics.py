@@ -131,8 +131,9 @@ class Metrics:
         self._outcomes[(outcome,)].inc()
         self.prompt_tokens.inc(prompt_tokens)
         self.completion_tokens.inc(completion_tokens)
-        if stats is not None:
+        if stats is not None and stats.cached_tokens:
             self.cached_tokens.inc(stats.cached_tokens)
+        if stats is not None and stats.bytes_moved:
             self.bytes_moved.inc(stats.bytes_moved)
 
     def compare(self, choice: Choice, stats: RequestStats) -> None:

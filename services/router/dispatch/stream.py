@@ -47,19 +47,26 @@ class RequestStream:
         self._rest = False  # whoever takes wants all that is still to come at once
         self._idle = False  # whoever takes has taken everything and waits
         self.shortcut: Callable[[int], bool] | None = None  # see `put_token`
+        self.on_begun: Callable[[], None] | None = None  # called with the first token, before anybody can take it
 
     def put_token(self, token_id: int) -> None:
-        """As `put` of one token that ends nothing and has no logprobs. While the taker waits with nothing to take it is offered
-        to `shortcut` first, which may take it in its stead (True)."""
-        if self._idle and self.shortcut is not None and self.shortcut(token_id):
+        """As `put` of one token that ends nothing and has no logprobs. After the first one, while the taker waits with nothing
+        to take, it is offered to `shortcut` first, which may take it in its stead (True)."""
+        if self._idle and self.begun and self.shortcut is not None and self.shortcut(token_id):
             return
-        self.put((Sample(token_id),))
+        if self._rest and self.begun and not self._over:  # nobody is to be woken
+            self._samples.append(Sample(token_id))
+        else:
+            self.put((Sample(token_id),))
 
     def put(self, samples: Sequence[Sample]) -> None:
         """More buffered tokens than the limit: the client is too slow, the request is cancelled."""
         if self._over:
             return
-        self.begun = self.begun or bool(samples)
+        if samples and not self.begun:
+            self.begun = True
+            if self.on_begun is not None:
+                self.on_begun()
         self._samples.extend(samples)
         if samples and samples[-1].finish is not None:
             self._end()

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from pydantic import Field, StrictBool
 from starlette.responses import Response
 
@@ -26,7 +25,7 @@ from services.router.http.api import (
 )
 from services.router.http.choices import Deltas, message
 from services.router.http.conversation import Chat, ConversationFields, render_chat
-from services.router.http.events import DONE, EventFrame, Lane, event, open_events, unless_gone
+from services.router.http.events import DONE, EventFrame, Lane, Whole, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, Tokens
 from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar, reply_grammar
@@ -78,7 +77,7 @@ def chat_routes(api: Api) -> APIRouter:
             body = await unless_gone(request, answer.body(jobs))
         except TooLong as e:
             raise TooLong(e.message, param="messages" if e.param == "prompt" else e.param) from None
-        return JSONResponse(body, headers=answer.headers())
+        return Whole(body, answer.headers())
 
     return routes
 

@@ -6,11 +6,11 @@ through ASGI are taken.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from twinflow.contracts.errors import Cancelled
 
@@ -35,6 +35,24 @@ class Client:
     def write_chunk(self, data: bytes) -> None:
         """Only while it is `free`; `data` is not empty."""
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def respond(self, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """A whole answer of status 200, in one write. Nothing may have been sent; the headers must be clean."""
+        cycle = self._cycle
+        if cycle.disconnected:
+            return
+        parts = [STATUS_LINE[200]]
+        for name, value in (*cycle.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        parts.append(b"content-length: %d\r\n" % len(body))
+        parts.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
+        parts.append(body)
+        cycle.response_started = cycle.response_complete = True
+        cycle.transport.write(b"".join(parts))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
 
     def whole_body(self) -> bytes | None:
         """The request's, None while it is not all here."""

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from pydantic import Field, StrictBool
 from starlette.responses import Response
 
@@ -14,7 +13,7 @@ from services.router.admission.base import KeyFacts
 from services.router.generation import Job, Outcome
 from services.router.http.access import key_of
 from services.router.http.api import Api, collect_all, decision_headers, held, merge, new_id, stats, usage, wants_stats
-from services.router.http.events import DONE, EventFrame, Lane, event, open_events, unless_gone
+from services.router.http.events import DONE, EventFrame, Lane, Whole, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, are_ids, known_ids
 from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar
@@ -58,7 +57,7 @@ def completion_routes(api: Api) -> APIRouter:
             lane = answer.lane() if len(jobs) == 1 else None
             events = answer.events(jobs, lane)
             return await open_events(request, events, api.limits, answer.headers, answer.held, lane)
-        return JSONResponse(await unless_gone(request, answer.body(jobs)), headers=answer.headers())
+        return Whole(await unless_gone(request, answer.body(jobs)), answer.headers())
 
     return routes
 

@@ -37,6 +37,7 @@ class StreamLimits:
 
 
 _encode = JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_strict = JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def event(payload: Any) -> bytes:
@@ -144,6 +145,27 @@ async def open_events(
         if not opened:
             await cancel_all(first, *([left] if left is not None else []))
             await events.aclose()
+
+
+class Whole(Response):
+    """An answer in JSON."""
+
+    media_type = "application/json"
+
+    def __init__(self, payload: Any, headers: dict[str, str]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = self._json = _encode_strict(payload).encode()
+        self._told = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = client_of(scope)
+        if client is None:
+            self.init_headers(self._told)
+            await super().__call__(scope, receive, send)
+            return
+        told = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._told.items()]
+        client.respond([(b"content-type", b"application/json"), *told], self._json)
 
 
 class EventStream(Response):

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from pydantic import Field, StrictBool, StrictStr
 from starlette.responses import Response
 
@@ -15,7 +14,7 @@ from services.router.http.access import key_of
 from services.router.http.api import Api, collect, decision_headers, held, new_id, stats, usage, wants_stats
 from services.router.http.conversation import Chat, render
 from services.router.http.errors import error_body
-from services.router.http.events import named_event, open_events, unless_gone
+from services.router.http.events import Whole, named_event, open_events, unless_gone
 from services.router.http.fields import GenerationFields, Tokens
 from services.router.http.parse import read_body
 from services.router.http.response_input import SentFunctionTool, template_messages, template_tools
@@ -87,7 +86,7 @@ def response_routes(api: Api) -> APIRouter:
         except TooLong as e:
             names = {"prompt": "input", "max_tokens": "max_output_tokens"}
             raise TooLong(e.message, param=names.get(e.param or "", e.param)) from None
-        return JSONResponse(body, headers=answer.headers())
+        return Whole(body, answer.headers())
 
     return routes
 

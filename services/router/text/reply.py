@@ -37,6 +37,7 @@ class Reply:
         self._text = text
         self._detokenizer = text.detokenizer()
         self._stops = StopMatcher(stops)
+        self._has_stops = bool(stops)
         self._stop_ids = stop_ids
         self._seen_chars = 0
         self._shown_chars = 0
@@ -78,7 +79,7 @@ class Reply:
             self._waiting.append(TokenText(*shown, sample.logprobs.logprob, self._seen_chars, top))
         fresh = self._detokenizer.push(sample.token_id)
         self._seen_chars += len(fresh)
-        out.append(self._stops.push(fresh))
+        out.append(self._stops.push(fresh) if self._has_stops else fresh)
 
     def _end(self, finish: str, out: list[str]) -> None:
         rest = self._detokenizer.finish()

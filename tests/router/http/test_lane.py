@@ -105,8 +105,11 @@ async def test_a_reply_goes_on_at_another_worker(model_folder, pushed):
 async def test_only_a_taker_that_waits_is_passed_by():
     stream, taken = RequestStream("r", lambda: None, lambda: None, 100), list[int]()
     stream.shortcut = lambda id: id < 10 and not taken.append(id)
-    stream.put_token(1)  # nobody waits yet
-    assert [s.token_id for s in (await stream.take()).samples] == [1] and not taken
+    waiting = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    stream.put_token(0)  # the first one is the taker's
+    stream.put_token(1)  # so is what comes before it has looked
+    assert [s.token_id for s in (await waiting).samples] == [0, 1] and not taken
     waiting = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
     stream.put_token(2)
