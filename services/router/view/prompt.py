@@ -51,7 +51,7 @@ class PromptKeys:
         key = (record.fingerprint, record.block_tokens)
         numbers = self._numbers.get(key)
         if numbers is None:
-            numbers = self._numbers[key] = list(map(key_of, self.block_hashes(record)))
+            numbers = self._numbers[key] = keys_of(self.block_hashes(record)).tolist()
         return numbers
 
     def tail_keys(self, record: WorkerRecord, positions: Sequence[int]) -> U64:
