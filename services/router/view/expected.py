@@ -89,6 +89,11 @@ class Expected:
         kept = ~(1 << column)
         self._entries = {k: (c & kept, t, n) for k, (c, t, n) in self._entries.items() if c & kept}
 
+    def columns(self, key: int, now_s: float) -> int:
+        """Those expected at one key, as bits of a number."""
+        entry = self._entries.get(key)
+        return entry[0] if entry is not None and entry[1] > now_s else 0
+
     def has(self, key: int) -> bool:
         """Somebody is expected to hold it, or was until a moment ago."""
         return key in self._entries

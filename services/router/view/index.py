@@ -22,9 +22,13 @@ from twinflow.contracts.workers import WorkerRecord
 
 CHECKPOINT = 0x5DEECE66D51A7E57  # a checkpoint's key: its hash's, with these bits turned
 FIRST_BLOCKS, MORE_BLOCKS = 64, 1024  # looked up at a time: many prompts end soon
+FEW_BLOCKS, FEW_COLUMNS = 16, 8  # of prompts that are looked up block by block
 MAX_GATHERED = 1024  # keys written and not in the table yet
 MAX_TAILS = 256  # mid-block positions whose hashes are tried per prompt, about 1 µs each
 MAX_POSITION = 1 << 22  # of mid-block checkpoints that are remembered
+
+
+_NOTHING = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,41 @@ class HitIndex:
 
     def holdings(self, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings:
         """Of all columns; they mean something for workers of this record's layout."""
+        found = self._few(record, prompt, now_s) or self._many(record, prompt, now_s)
+        return self._with_tails(found, record, prompt, now_s)
+
+    def _few(self, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings | None:
+        """Of a short prompt that few columns hold, block by block; None for others, which are worth arrays."""
+        numbers, block_tokens = prompt.block_numbers(record), record.block_tokens
+        if len(numbers) > FEW_BLOCKS:
+            return None
+        held, alive = list[int](), -1
+        for key in numbers:
+            alive &= self._columns_of(key, now_s)
+            if not alive:
+                break
+            held.append(alive)
+        if held and held[0].bit_count() > FEW_COLUMNS:
+            return None
+        shape = 64 * self._words
+        found = Holdings(
+            np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros((len(held), shape), np.uint8), block_tokens
+        )
+        usable = (prompt.tokens - 1) // block_tokens
+        for i, (key, columns) in enumerate(zip(numbers, held, strict=False)):
+            saved = self._columns_of(key ^ CHECKPOINT, now_s) if i < usable else 0
+            for column in _columns(columns):
+                found.reach[column] = (i + 1) * block_tokens
+                if saved >> column & 1:
+                    found.deepest[column] = (i + 1) * block_tokens
+                    found.points[i, column] = 1
+        return found
+
+    def _columns_of(self, key: int, now_s: float) -> int:
+        stored, removed = self._gathered.get(key, _NOTHING)
+        return self._table.columns(key) & ~removed | stored | self.expected.columns(key, now_s)
+
+    def _many(self, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings:
         block_tokens = record.block_tokens
         held = self._unbroken(prompt.block_keys(record), now_s)
         blocks = self._bits(held)
@@ -161,8 +200,7 @@ class HitIndex:
         deepest = np.zeros_like(reach)
         at, columns = np.nonzero(points)
         deepest[columns] = (at + 1) * block_tokens  # ascending: the last one of a column stays
-        found = Holdings(reach, deepest, points, block_tokens)
-        return self._with_tails(found, record, prompt, now_s)
+        return Holdings(reach, deepest, points, block_tokens)
 
     def nobody(self, record: WorkerRecord, prompt: PromptKeys) -> bool:
         """Certainly `holdings` would find nothing: its first block is nowhere, and no state was ever saved inside one. Most
@@ -200,6 +238,8 @@ class HitIndex:
     def _with_tails(self, found: Holdings, record: WorkerRecord, prompt: PromptKeys, now_s: float) -> Holdings:
         """A checkpoint inside the block after the attention reach extends it: a donated state comes with its partial tail
         block. One inside an earlier block is as good as any."""
+        if self._first_position >= prompt.tokens:
+            return found
         last = np.minimum(found.reach + record.block_tokens, prompt.tokens) - 1
         positions = list(self._tail_positions(found, last, record.block_tokens))
         if not positions:
@@ -236,8 +276,10 @@ class HitIndex:
         return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
 
 
-def _columns(bits: int) -> list[int]:
-    return [at for at in range(bits.bit_length()) if bits >> at & 1]
+def _columns(bits: int) -> Iterator[int]:
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1
 
 
 def expected_blocks(record: WorkerRecord, prompt: PromptKeys) -> list[int]:

@@ -9,6 +9,8 @@ Ages are epochs: all entries stored (or stored again) while about 1/64 of the ca
 epoch goes, all of it.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,7 @@ I64 = NDArray[np.int64]
 
 WAYS = 8
 WORDS = 4
+KEY_BYTES = 8
 COLUMNS = 64 * WORDS
 ROW_BYTES = 8 + 2 + 8 * WORDS
 FILL = 7 / 8  # of the rows, the most that is ever in use
@@ -42,7 +45,6 @@ class KeyTable:
         self._keys: U64 = np.zeros(rows, np.uint64)
         self._ages: NDArray[np.uint16] = np.zeros(rows, np.uint16)  # epoch; 0 = the row is free
         self._sets: U64 = np.zeros((rows, WORDS), np.uint64)
-        self._keys_as_bytes = self._keys.view(np.uint8)
         self._buckets = FIRST_BUCKETS
         self._level = FIRST_BUCKETS  # buckets when this round of splits began
         self._entries = 0
@@ -80,13 +82,27 @@ class KeyTable:
 
     def may_have(self, key: int) -> bool:
         """False: certainly not. For one key, where `lookup` is about the arrays more than about the key."""
-        wanted = key.to_bytes(8, "little")
+        wanted = key.to_bytes(KEY_BYTES, "little")
+        return any(wanted in bucket for _, bucket in self._buckets_of(key))
+
+    def columns(self, key: int) -> int:
+        """The columns of one key, as bits of a number."""
+        wanted = key.to_bytes(KEY_BYTES, "little")
+        for first, bucket in self._buckets_of(key):
+            at = bucket.find(wanted)
+            while at >= 0:
+                row, beside = divmod(at, KEY_BYTES)
+                if not beside and self._ages[first + row]:
+                    return int.from_bytes(self._sets[first + row].tobytes(), "little")
+                at = bucket.find(wanted, at + 1)
+        return 0
+
+    def _buckets_of(self, key: int) -> Iterator[tuple[int, bytes]]:
+        """First row and keys of the two buckets where it may be."""
         for half in (key & 0xFFFFFFFF, key >> 32):
             at = half & (2 * self._level - 1)
-            start = (at if at < self._buckets else at - self._level) * WAYS * 8
-            if wanted in self._keys_as_bytes[start : start + WAYS * 8].tobytes():
-                return True
-        return False
+            first = (at if at < self._buckets else at - self._level) * WAYS
+            yield first, self._keys[first : first + WAYS].tobytes()
 
     def _addresses(self, hashes: U64) -> I64:
         at = (hashes & np.uint64(2 * self._level - 1)).astype(np.int64)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from services.router.view.feed import Feed
-from services.router.view.index import HitIndex
+from services.router.view.index import CHECKPOINT, HitIndex
 from services.router.view.prompt import PromptKeys
 from services.router.view.table import COLUMNS
 from twinflow.contracts.events import CacheEvent, EventKind
@@ -251,3 +251,31 @@ class _Named(PromptKeys):
 
     def block_hashes(self, record: WorkerRecord) -> list[bytes]:
         return [self._name]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_block_by_block_is_as_with_arrays(seed: int) -> None:
+    """Prompts with a common beginning; blocks and states in the table, gathered, removed and expected."""
+    draw, index = random.Random(seed), HitIndex(1 << 22)
+    columns = [index.take_column() for _ in range(draw.choice([2, 5, 70]))][-4:]
+    prompts = [PromptKeys(pack_tokens([*range(20), *draw.choices(range(9), k=40)])) for _ in range(3)]
+    for _ in range(80):
+        keys, column = draw.choice(prompts).block_numbers(RECORD), draw.choice(columns)
+        assert column is not None
+        at = draw.randrange(len(keys))
+        match draw.randrange(6):
+            case 0 | 1:
+                index.store_all(column, keys[: at + 1])
+            case 2:
+                index.store_checkpoint(column, keys[at], (at + 1) * BLOCK)
+            case 3:
+                draw.choice([index.remove, index.remove_checkpoint])(column, keys[at])
+            case 4:
+                index.expected.add(column, [*keys[:at], keys[at] ^ CHECKPOINT], draw.choice([0.5, 9.0]), 0.0)
+            case 5:
+                len(index)  # what has gathered goes into the table
+        prompt = PromptKeys(draw.choice(prompts).packed[: 4 * draw.randrange(1, 61)])
+        few, many = index._few(RECORD, prompt, 1.0), index._many(RECORD, prompt, 1.0)
+        assert few is not None
+        assert few.reach.tolist() == many.reach.tolist() and few.deepest.tolist() == many.deepest.tolist()
+        assert [few.checkpoints(c) for c in columns] == [many.checkpoints(c) for c in columns]
