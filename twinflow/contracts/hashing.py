@@ -51,7 +51,9 @@ def chain_hashes(root: bytes, packed: bytes, block_tokens: int) -> list[bytes]:
     out: list[bytes] = []
     step, blake = block_tokens * TOKEN_BYTES, hashlib.blake2b
     parent = root
-    for at in range(0, len(packed) - step + 1, step):  # `block_hash`, without its calls: a prompt has hundreds of blocks
+    for at in range(
+        0, len(packed) - step + 1, step
+    ):  # `block_hash`, without its calls: a prompt has hundreds of blocks
         parent = blake(b"block" + parent + packed[at : at + step], digest_size=HASH_BYTES).digest()
         out.append(parent)
     return out
