@@ -17,6 +17,7 @@ from services.router.view.table import U64, WORDS
 
 MAX_KEYS = 200_000  # about 110 B each
 MAX_LISTED = 4 * MAX_KEYS  # times that keys are in lists, 8 B each: one that is expected again is in several
+MIN_LEAVING = 256  # keys that may leave with every list that comes
 MASK = 2**64 - 1
 
 Entry = tuple[int, float, int]  # columns as bits, until (monotonic seconds), number of the list that it came with last
@@ -66,16 +67,19 @@ class Expected:
             entries.update(dict.fromkeys(keys, fresh))
         self._came.append(_Came(self._number, keys, last_s))
         self._listed += len(keys)
-        self._forget_old(now_s)
+        self._forget_old(now_s, MIN_LEAVING + 2 * len(keys))
 
-    def _forget_old(self, now_s: float) -> None:
+    def _forget_old(self, now_s: float, most: int) -> None:
+        """What is over goes, `most` keys at a time: after a burst it is hundreds of thousands. What is too much goes at once."""
         while self._came:
             oldest = self._came[0]
             many = max(len(self._entries) - self._max_keys, self._listed - MAX_LISTED)
-            if oldest.until_s > now_s and many <= 0:
+            allowed = max(many, most if oldest.until_s <= now_s else 0)
+            if allowed <= 0:
                 break
             left = len(oldest.keys) - oldest.at
-            going = left if oldest.until_s <= now_s else min(left, many)
+            going = min(left, allowed)
+            most -= going
             for key in oldest.keys[oldest.at : oldest.at + going]:
                 entry = self._entries.get(key)
                 if entry is not None and entry[2] == oldest.number:

@@ -92,3 +92,15 @@ def test_a_prefix_that_is_expected_again_and_again_is_bounded() -> None:
         expected.add(0, list(range(50)), i + 10.0, float(i))
     assert len(expected) == 50 and columns(expected, 49, 1000.0) == {0}
     assert len(expected._came) <= 11
+
+
+def test_a_burst_leaves_in_pieces() -> None:
+    expected, kept = Expected(), list[int]()
+    for i in range(100):
+        expected.add(0, range(1000 * i, 1000 * i + 1000), until_s=5.0, now_s=0.0)
+    for i in range(400):
+        expected.add(0, [10**6 + i], until_s=20.0, now_s=10.0)
+        kept.append(len(expected))
+    assert kept[0] > 99_000 and kept[-1] == 400
+    assert max(a - b for a, b in zip(kept, kept[1:], strict=False)) < 300
+    assert columns(expected, 99_999, 10.0) == set()
