@@ -1,5 +1,7 @@
 """Long stretches of prompts: what is gathered and put together around the library's attention, and the whole on a GPU."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -26,13 +28,16 @@ def attend_here(
 
 
 @pytest.fixture
-def short_stretches(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def short_stretches(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[None]:
     """The same ways with lengths that an interpreter manages; on a CPU with the library's part in torch."""
     if device != "cpu":
+        yield
         return
     for name, value in (("LONG", 9), ("SQUARE", 8), ("BEFORE", 16), ("_attend", attend_here)):
         monkeypatch.setattr(cudnn, name, value)
-    fast._long.cache_clear()
+    fast._runs.cache_clear()
+    yield
+    fast._runs.cache_clear()
 
 
 @pytest.mark.usefixtures("short_stretches")

@@ -162,3 +162,46 @@ def test_keys_are_split_where_there_are_few_programs() -> None:
     assert prefill.launch_options(q, 1, (4,)).splits == 4
     assert prefill.launch_options(q, 1, (4,)).rows == 64
     assert prefill.launch_options(q, 4, (4096,)).rows == 128
+
+
+def test_what_splits_leave_fits_the_memory_for_it(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case.random(MIXED, 4, 2, 32, 16, device)
+    expected = case.run(reference)
+    got = torch.full_like(expected, float("nan"))
+    where = (case.k, case.v, case.tables, case.contexts, cu(case.lens).to(device))
+    blocks = sum(case.lens) // 16 + len(case.lens)
+    monkeypatch.setattr(prefill, "PARTS_BYTES", 3 * blocks * 2 * 32 * 32 * 4 - 1)
+    made: list[int] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: made.append(shape[0]) or empty(*shape, **options))
+    prefill.attend_many_queries(
+        case.q, *where, 32**-0.5, got, lens=(20,), options=prefill.LaunchOptions(32, 32, 4, 1, 8)
+    )
+    assert made == [2 * blocks * 2] * 2  # of 8 splits the two that fit
+    several = torch.tensor([n > 1 for n in case.lens for _ in range(n)], device=device)
+    assert relative_error(got[several], expected[several]) < 1e-5
+
+
+def test_a_launch_takes_neighbours_with_several_queries() -> None:
+    """Those with one have a kernel of their own, and between them lie tokens that a launch need not pass."""
+    lens = (1, 1, 20, 7, 1, 5000, 4096, 3, 0, 1)
+    runs = [(run.first, run.start, run.lens, run.long) for run in fast._runs(lens, True, True)]
+    assert runs == [
+        (2, 2, (20, 7), False),
+        (5, 30, (5000,), True),
+        (6, 5030, (4096,), True),
+        (7, 9126, (3,), False),
+    ]
+    assert [run.lens for run in fast._runs(lens, True, False)] == [(20, 7), (5000, 4096, 3)]
+    assert [run.lens for run in fast._runs(lens, False, True)] == [lens]  # a graph is replayed with other lengths
+    assert fast._runs((1, 1, 0), False, True) == ()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["a graph's", "exact"])
+def test_lengths_are_known_or_not(known: bool, device: str) -> None:
+    case = Case.random([*MIXED, (33, 5), (7, 1), (50, 20)], 4, 2, 32, 16, device)
+    gate = fused(torch.randn(sum(case.lens), 4 * 32, device=device))[0]
+    where = (case.k, case.v, case.tables, case.contexts, cu(case.lens).to(device), case.lens, 32**-0.5)
+    contexts = tuple(case.contexts.tolist()) if known else None
+    got = fast.paged_attention(case.q, *where, gate=gate, host_contexts=contexts)
+    assert relative_error(got, case.run(reference, gate)) < 1e-5

@@ -149,7 +149,7 @@ def _merge(parts: list[tuple[torch.Tensor, torch.Tensor, int]], out: torch.Tenso
     )
 
 
-@triton.jit(do_not_specialize=["context", "room"])
+@triton.jit(do_not_specialize=["context", "room"], do_not_specialize_on_alignment=["table"])
 def _collect(
     k_cache,
     v_cache,

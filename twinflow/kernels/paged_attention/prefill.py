@@ -24,7 +24,7 @@ from twinflow.kernels.triton_tools import (
 
 REDUCED_ROWS = tl.constexpr(16)  # rows that a program of the reduction takes
 MOST_SPLITS = 16
-MOST_QUERIES = 2**31 - 1
+PARTS_BYTES = 128 << 20  # of memory for what splits leave to be put together
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +68,23 @@ def attend_many_queries(
     out: torch.Tensor,
     *,
     lens: tuple[int, ...],
-    most: int = MOST_QUERIES,
     gate: torch.Tensor | None = None,
     options: LaunchOptions | None = None,
     described: bool = True,
 ) -> None:
-    """Writes `out` (T, H, D) for the sequences with more than one query and at most `most`. Arguments as in
-    `paged_attention`; `lens`: their queries, which only guide how the work is divided; options, described: tuning."""
+    """Writes `out` (T, H, D) for the sequences with more than one query. Arguments as in `paged_attention`; `lens`: their
+    queries, which only guide how the work is divided; options, described: tuning."""
     tokens, heads, dim = q.shape
     sequences, kv_heads = block_tables.shape[0], k_cache.shape[1]
     group = heads // kv_heads
     options = options or launch_options(q, kv_heads, lens)
-    rows, splits = options.rows, options.splits
+    rows = options.rows
     size = rows // group
+    blocks = tokens // size + sequences
+    splits = min(options.splits, max(1, PARTS_BYTES // (blocks * kv_heads * rows * dim * 4)))
     cache = tiled(k_cache, v_cache, options.tile, described=described)
     gates, gate_stride = (q, 0) if gate is None else (gate, gate.stride(0))
     early = dependent_launch(q.device)
-    blocks = tokens // size + sequences
     partial = lse = out
     if splits > 1:
         partial = torch.empty(blocks * kv_heads * splits, rows, dim, dtype=torch.float32, device=q.device)
@@ -114,7 +114,6 @@ def attend_many_queries(
         block_tables.stride(0),
         gate_stride,
         sequences,
-        most,
         scale * math.log2(math.e),
         num_warps=options.warps,
         num_stages=options.stages,
@@ -124,7 +123,7 @@ def attend_many_queries(
     if splits > 1:
         grid = (rows // REDUCED_ROWS, blocks, kv_heads)
         shape = {"DIM": dim, "WIDTH": power_of_2(dim), "num_warps": 4}
-        _reduce[grid](partial, lse, cu_seqlens, gates, out, gate_stride, sequences, most, **shape, **common)
+        _reduce[grid](partial, lse, cu_seqlens, gates, out, gate_stride, sequences, **shape, **common)
 
 
 @triton.jit
@@ -149,7 +148,10 @@ def _store(
     tl.store(out + at, y.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["sequences", "most"])
+# Where a launch takes a part of a batch, its pointers begin anywhere; nothing is compiled anew for that.
+@triton.jit(
+    do_not_specialize=["sequences"], do_not_specialize_on_alignment=["block_tables", "context_lens", "cu_seqlens"]
+)
 def _attend(
     q,
     k_cache,
@@ -165,7 +167,6 @@ def _attend(
     table_stride,
     gate_stride,
     sequences,
-    most,
     scale_log2,
     PAGE_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
@@ -189,7 +190,7 @@ def _attend(
     split = tl.program_id(0)
     kv_head = tl.program_id(2)
     seq, start, queries, first_query = _block_of(cu_seqlens, sequences, SIZE)
-    if (first_query >= queries) | (queries == 1) | (queries > most):
+    if (first_query >= queries) | (queries == 1):
         return
     context = tl.load(context_lens + seq)
     past = context - queries
@@ -235,7 +236,7 @@ def _attend(
         tl.store(lse + at, mass_of(top, total))
 
 
-@triton.jit(do_not_specialize=["sequences", "most"])
+@triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=["cu_seqlens"])
 def _reduce(
     partial,
     lse,
@@ -244,7 +245,6 @@ def _reduce(
     out,
     gate_stride,
     sequences,
-    most,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -263,7 +263,7 @@ def _reduce(
     row = tl.program_id(0) * REDUCED_ROWS + tl.arange(0, REDUCED_ROWS)
     query_of_row = first_query + row // GROUP
     live = (row < SIZE * GROUP) & (query_of_row < queries)
-    if (tl.max(live.to(tl.int32), 0) == 0) | (queries == 1) | (queries > most):
+    if (tl.max(live.to(tl.int32), 0) == 0) | (queries == 1):
         return
     col = tl.arange(0, WIDTH)
     inside = live[:, None] & (col < DIM)[None, :]

@@ -5,7 +5,8 @@ read lengths of contexts on the device only; with `library`, very long ones go t
 """
 
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import torch
 
@@ -34,33 +35,52 @@ def paged_attention(
     if k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
         raise ValueError(f"K and V must lie alike, strides are {k_cache.stride()} and {v_cache.stride()}")
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    most = prefill.MOST_QUERIES
-    if library and host_contexts is not None and q.dtype.itemsize == 2:
-        most = cudnn.LONG - 1
-        for i, start in _long(seq_lens):
-            mine = slice(start, start + seq_lens[i])
-            own_gate = None if gate is None else gate[mine]
-            cudnn.attend_long_queries(
-                q[mine], k_cache, v_cache, block_tables[i], host_contexts[i], scale, out[mine], own_gate
-            )
-    single, longer = _split(seq_lens, most)
-    where = (k_cache, v_cache, block_tables, context_lens, cu_seqlens)
+    single = seq_lens.count(1)
     if single:
+        where = (k_cache, v_cache, block_tables, context_lens, cu_seqlens)
         attend_one_query(q, *where, scale, out, all_one=single == len(seq_lens), gate=gate, shared=shared)
-    if longer:
-        prefill.attend_many_queries(q, *where, scale, out, lens=longer, most=most, gate=gate)
+    half = q.dtype.itemsize == 2
+    for run in _runs(seq_lens, host_contexts is not None, library and half):
+        mine = slice(run.start, run.start + sum(run.lens))
+        own_gate = None if gate is None else gate[mine]
+        if run.long:
+            assert host_contexts is not None
+            table, context = block_tables[run.first], host_contexts[run.first]
+            cudnn.attend_long_queries(q[mine], k_cache, v_cache, table, context, scale, out[mine], own_gate)
+            continue
+        last = run.first + len(run.lens)
+        starts = cu_seqlens[run.first : last + 1]
+        if run.start:
+            starts = starts - run.start
+        where = (k_cache, v_cache, block_tables[run.first : last], context_lens[run.first : last], starts)
+        longer = tuple(n for n in run.lens if n > 1)
+        prefill.attend_many_queries(q[mine], *where, scale, out[mine], lens=longer, gate=own_gate)
     return out
 
 
+class _Run(NamedTuple):
+    """Neighbours in the batch, from sequence `first` and token `start` on, that one launch attends; `long`: one sequence, which
+    the library takes."""
+
+    first: int
+    start: int
+    lens: tuple[int, ...]
+    long: bool
+
+
 @lru_cache(maxsize=64)  # every layer asks for the same
-def _split(seq_lens: tuple[int, ...], most: int) -> tuple[int, tuple[int, ...]]:
-    """How many sequences have one query, and the lengths of those that have more, up to `most`."""
-    return seq_lens.count(1), tuple(n for n in seq_lens if 1 < n <= most)
-
-
-@lru_cache(maxsize=64)
-def _long(seq_lens: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The sequences with so many queries that the library takes them: their place in the batch, and that of their first
-    query."""
-    starts = accumulate(seq_lens, initial=0)
-    return tuple((i, start) for i, (n, start) in enumerate(zip(seq_lens, starts, strict=False)) if n >= cudnn.LONG)
+def _runs(seq_lens: tuple[int, ...], exact: bool, library: bool) -> tuple[_Run, ...]:
+    """Of the sequences with more than one query. Not `exact`: the lengths are those of a graph's capture, and each replay has
+    its own, so one launch is ready for all of them."""
+    if not exact:
+        return (_Run(0, 0, seq_lens, False),) if any(n > 1 for n in seq_lens) else ()
+    places = enumerate(zip(seq_lens, accumulate(seq_lens, initial=0), strict=False))
+    runs = []
+    for several, members in groupby(places, key=lambda place: place[1][0] > 1):
+        for long, some in groupby(members if several else (), key=lambda place: library and place[1][0] >= cudnn.LONG):
+            of = list(some)
+            if long:
+                runs += [_Run(i, start, (n,), True) for i, (n, start) in of]
+            else:
+                runs.append(_Run(of[0][0], of[0][1][1], tuple(n for _, (n, _) in of), False))
+    return tuple(runs)
