@@ -185,16 +185,19 @@ def test_what_splits_leave_fits_the_memory_for_it(device: str, monkeypatch: pyte
 def test_a_launch_takes_neighbours_with_several_queries() -> None:
     """Those with one have a kernel of their own, and between them lie tokens that a launch need not pass."""
     lens = (1, 1, 20, 7, 1, 5000, 4096, 3, 0, 1)
-    runs = [(run.first, run.start, run.lens, run.long) for run in fast._runs(lens, True, True)]
+    contexts = (9, 9, 90, 7, 1, 5000, 8000, 3, 0, 1)
+    runs = [(run.first, run.start, run.lens, run.long) for run in fast._runs(lens, contexts, True)]
     assert runs == [
         (2, 2, (20, 7), False),
         (5, 30, (5000,), True),
         (6, 5030, (4096,), True),
         (7, 9126, (3,), False),
     ]
-    assert [run.lens for run in fast._runs(lens, True, False)] == [(20, 7), (5000, 4096, 3)]
-    assert [run.lens for run in fast._runs(lens, False, True)] == [lens]  # a graph is replayed with other lengths
-    assert fast._runs((1, 1, 0), False, True) == ()
+    assert [run.lens for run in fast._runs(lens, contexts, False)] == [(20, 7), (5000, 4096, 3)]
+    assert [run.lens for run in fast._runs(lens, None, True)] == [lens]  # a graph is replayed with other lengths
+    assert fast._runs((1, 1, 0), None, True) == ()
+    (far,) = fast._runs((5000,), (100_000,), True)
+    assert not far.long  # more keys than are gathered
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["a graph's", "exact"])

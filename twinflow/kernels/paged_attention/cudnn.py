@@ -19,6 +19,7 @@ import triton.language as tl
 from twinflow.kernels.triton_tools import power_of_2, sigmoid
 
 LONG = 2048  # queries of one sequence, from which on this pays
+MOST_KEYS = 65536  # of a context; what gathering takes is bounded so
 SQUARE, BEFORE = 512, 2048  # what lengths are rounded to
 TOKENS = 16  # that a program gathers
 

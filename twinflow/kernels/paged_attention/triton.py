@@ -5,7 +5,6 @@ read lengths of contexts on the device only; with `library`, very long ones go t
 """
 
 from functools import lru_cache
-from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -40,7 +39,7 @@ def paged_attention(
         where = (k_cache, v_cache, block_tables, context_lens, cu_seqlens)
         attend_one_query(q, *where, scale, out, all_one=single == len(seq_lens), gate=gate, shared=shared)
     half = q.dtype.itemsize == 2
-    for run in _runs(seq_lens, host_contexts is not None, library and half):
+    for run in _runs(seq_lens, host_contexts, library and half):
         mine = slice(run.start, run.start + sum(run.lens))
         own_gate = None if gate is None else gate[mine]
         if run.long:
@@ -69,18 +68,19 @@ class _Run(NamedTuple):
 
 
 @lru_cache(maxsize=64)  # every layer asks for the same
-def _runs(seq_lens: tuple[int, ...], exact: bool, library: bool) -> tuple[_Run, ...]:
-    """Of the sequences with more than one query. Not `exact`: the lengths are those of a graph's capture, and each replay has
-    its own, so one launch is ready for all of them."""
-    if not exact:
+def _runs(seq_lens: tuple[int, ...], contexts: tuple[int, ...] | None, library: bool) -> tuple[_Run, ...]:
+    """Of the sequences with more than one query. Without contexts the lengths are those of a graph's capture, and each replay
+    has its own, so one launch is ready for all of them."""
+    if contexts is None:
         return (_Run(0, 0, seq_lens, False),) if any(n > 1 for n in seq_lens) else ()
-    places = enumerate(zip(seq_lens, accumulate(seq_lens, initial=0), strict=False))
-    runs = []
-    for several, members in groupby(places, key=lambda place: place[1][0] > 1):
-        for long, some in groupby(members if several else (), key=lambda place: library and place[1][0] >= cudnn.LONG):
-            of = list(some)
-            if long:
-                runs += [_Run(i, start, (n,), True) for i, (n, start) in of]
-            else:
-                runs.append(_Run(of[0][0], of[0][1][1], tuple(n for _, (n, _) in of), False))
+    runs: list[_Run] = []
+    start = 0
+    for i, (n, context) in enumerate(zip(seq_lens, contexts, strict=True)):
+        long = library and n >= cudnn.LONG and context <= cudnn.MOST_KEYS
+        last = runs[-1] if runs else None
+        if last and not (long or last.long) and n > 1 and last.first + len(last.lens) == i:
+            runs[-1] = last._replace(lens=(*last.lens, n))
+        elif n > 1:
+            runs.append(_Run(i, start, (n,), long))
+        start += n
     return tuple(runs)
