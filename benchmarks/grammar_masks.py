@@ -28,9 +28,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from twinflow.contracts.hashing import TokenChain
 from twinflow.contracts.requests import GenerateRequest, Grammar, GrammarKind, SamplingParams
-from twinflow.engine.base import Mode
+from twinflow.engine.base import Mode, Submit
 from twinflow.engine.guides import Guides
 from twinflow.engine.sequence import Phase, Sequence
 from twinflow.grammar.base import Compiled, Compiler, words_of
@@ -97,7 +96,8 @@ def made_up(vocab: int, folder: Path) -> Path:
 
 def sequence(compiled: Compiled, params: SamplingParams, eos: Seq[int], reply: Seq[int]) -> Sequence:
     request = GenerateRequest("r", b"\0\0\0\0", params, b"0" * 16)
-    made = Sequence(request, Mode.LOCAL, TokenChain(request.root, 64, request.prompt), Phase.RUNNING)
+    made = Sequence.submitted(Submit(request, Mode.LOCAL), 64)
+    made.phase = Phase.RUNNING
     made.guide = Guide(compiled.start(), params, eos)
     made.generated = list(reply)
     return made
