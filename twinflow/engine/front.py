@@ -259,7 +259,7 @@ class Front:
         for request_id, token_id in zip(notice.ids, notice.token_ids, strict=True):
             try:
                 role.token(request_id, token_id)
-            except Exception:  # as above
+            except Exception:  # process edge: one token must not cost the others theirs
                 log.exception("a token of request %s could not be handled", request_id)
                 self.engine.send(Cancel(request_id))
 
