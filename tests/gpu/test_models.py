@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,26 @@ def test_mixed_batches_equal_the_cpu(folder: Path, dtype: str, tolerance: float)
         for name in ("temporal", "conv"):
             for x, y in zip(runners[0].state(seq, name), runners[1].state(seq, name), strict=True):
                 assert relative_error(y.cpu(), x) < tolerance
+
+
+def test_wanted_tokens_alone_equal_the_cpu(folder: Path) -> None:
+    """Where few tokens want logits, the last layers compute those alone."""
+    cpu, gpu = (
+        Runner(load_model(str(folder), dtype="float32", device=device), sequences=3, device=device)
+        for device in ("cpu", "cuda")
+    )
+    a, b = [(cpu.add(), gpu.add())[0] for _ in range(2)]
+    for wanted, lens in (((69, 102), (70, 33)), ((), (64, 1)), ((0, 40), (1, 40))):
+        work = {a: prompt(lens[0], lens[0]), b: prompt(lens[1], lens[1])}
+        every = torch.cat(list(cpu.step(work).values()))
+        rows = torch.tensor(wanted, dtype=torch.int64, device="cuda")
+        logits = gpu.forward(work, replace(gpu.batch(work), logit_rows=rows))
+        assert logits.shape == (len(wanted), every.shape[1])
+        if wanted:
+            assert relative_error(logits.cpu(), every[list(wanted)]) < 1e-4
+    for name in ("temporal", "conv"):
+        for x, y in zip(cpu.state(b, name), gpu.state(b, name), strict=True):
+            assert relative_error(y.cpu(), x) < 1e-4
 
 
 def test_a_pass_never_waits_for_the_gpu(folder: Path) -> None:

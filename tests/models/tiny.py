@@ -185,11 +185,15 @@ class Runner:
 
     def step(self, work: Mapping[int, Sequence[int]]) -> dict[int, torch.Tensor]:
         """One forward pass over a mixed batch: the next tokens of each sequence. Logits (n, vocab) after each token."""
-        lens = [len(tokens) for tokens in work.values()]
-        logits = self.model.forward(self.batch(work), self.arena)
+        logits = self.forward(work, self.batch(work))
+        return dict(zip(work, logits.split([len(tokens) for tokens in work.values()]), strict=True))
+
+    def forward(self, work: Mapping[int, Sequence[int]], batch: ForwardBatch) -> torch.Tensor:
+        """The same with a batch made from `batch(work)`; its logits."""
+        logits = self.model.forward(batch, self.arena)
         for seq, tokens in work.items():
             self._sequences[seq].fed_tokens += len(tokens)
-        return dict(zip(work, logits.split(lens), strict=True))
+        return logits
 
     def batch(self, work: Mapping[int, Sequence[int]]) -> ForwardBatch:
         """The batch that `step` runs; reserves blocks, changes nothing else. Logits are asked for every token."""

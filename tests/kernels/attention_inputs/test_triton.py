@@ -55,3 +55,19 @@ def test_without_norm_and_angles_q_stays_where_it_is(device: str) -> None:
         q, k, k, None, None, None, None, *caches(2, 16, device), torch.tensor([0, 1], device=device)
     )
     assert got is q
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_either_side_alone(normed: bool, device: str) -> None:
+    q, k, v = fused(*(torch.randn(3, h, 32, device=device) for h in (4, 2, 2)))
+    norm = HeadNorm(torch.randn(32, device=device), 1e-3, False) if normed else None
+    angles = rotary_angles(torch.tensor([0, 7, 90], device=device), inverse_frequencies(8, 1e7, device))
+    slots = torch.tensor([3, -1, 60], device=device)
+    whole, alone = caches(2, 32, device), caches(2, 32, device)
+    both = fast.attention_inputs(q, k, v, norm, norm, *angles, *whole, slots)
+    assert fast.attention_inputs(q, None, None, norm, None, *angles, *alone, None).equal(both)
+    assert all(cache.isnan().all() for cache in alone)
+    assert fast.attention_inputs(None, k, v, None, norm, *angles, *alone, slots) is None
+    for a, b in zip(alone, whole, strict=True):
+        assert a.nan_to_num(7.0).equal(b.nan_to_num(7.0))
+    assert fast.attention_inputs(q, None, None, None, None, None, None, *alone, None) is q

@@ -9,30 +9,29 @@ from twinflow.kernels.rotary.reference import apply_rotary
 
 
 def attention_inputs(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: torch.Tensor | None,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
     q_norm: HeadNorm | None,
     k_norm: HeadNorm | None,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    kv_slots: torch.Tensor,
-) -> torch.Tensor:
+    kv_slots: torch.Tensor | None,
+) -> torch.Tensor | None:
     """Norms q and k per head, turns both by the angles, stores k and v (`write_kv`), returns q.
 
     q (T, H, D); k, v (T, Hkv, D); the last dim and the heads contiguous, any token stride. Norms and angles are left out
     where None; cos, sin (T, rotary_dim / 2) fp32. Caches and kv_slots as in `write_kv`. Returns (T, H, D), may be q itself.
+    Either side may be left out: q None returns None; k, v and kv_slots None write nothing.
     """
-    q, k = _norm(q, q_norm), _norm(k, k_norm)
-    if cos is not None and sin is not None:
-        q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
-    write_kv(k, v, k_cache, v_cache, kv_slots)
-    return q
+    if k is not None and v is not None and kv_slots is not None:
+        write_kv(_turned(k, k_norm, cos, sin), v, k_cache, v_cache, kv_slots)
+    return None if q is None else _turned(q, q_norm, cos, sin)
 
 
-def _norm(x: torch.Tensor, norm: HeadNorm | None) -> torch.Tensor:
-    if norm is None:
-        return x
-    return (rms_norm_unit_offset if norm.unit_offset else rms_norm)(x, norm.weight, norm.eps)
+def _turned(x: torch.Tensor, norm: HeadNorm | None, cos: torch.Tensor | None, sin: torch.Tensor | None) -> torch.Tensor:
+    if norm is not None:
+        x = (rms_norm_unit_offset if norm.unit_offset else rms_norm)(x, norm.weight, norm.eps)
+    return x if cos is None or sin is None else apply_rotary(x, cos, sin)

@@ -16,43 +16,46 @@ TILE = 4096  # elements of a tile of query heads
 
 
 def attention_inputs(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: torch.Tensor | None,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
     q_norm: HeadNorm | None,
     k_norm: HeadNorm | None,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    kv_slots: torch.Tensor,
+    kv_slots: torch.Tensor | None,
     *,
     warps: int | None = None,
     together: bool | None = None,
     early: bool | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor | None:
     """warps, together (one program for all of a token), early: tuning. Few tokens are a matter of latency: many threads, K
     and V beside q; of many tokens, small programs have the most bytes on their way."""
-    tokens, heads, dim = q.shape
-    for x in (q, k, v):
+    given = [x for x in (q, k, v) if x is not None]
+    tokens, _, dim = given[0].shape
+    for x in given:
         if x.stride(2) != 1 or x.stride(1) != dim:
             raise ValueError(f"heads must lie side by side, strides are {x.stride()}")
     if k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
         raise ValueError(f"K and V must lie alike, strides are {k_cache.stride()} and {v_cache.stride()}")
-    untouched = q_norm is None and cos is None
-    out = q if untouched else torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    if tokens == 0:
+    untouched = q is None or (q_norm is None and cos is None)
+    out = q if untouched else torch.empty(q.shape, dtype=q.dtype, device=q.device)  # type: ignore[union-attr]
+    if tokens == 0 or (untouched and k is None):
         return out
-    width, kv_heads = power_of_2(dim), k.shape[1]
+    width, heads, kv_heads = power_of_2(dim), 0 if q is None else q.shape[1], 0 if k is None else k.shape[1]
     per_tile = min(power_of_2(heads, 1), max(1, TILE // width))
     tiles = 0 if untouched else triton.cdiv(heads, per_tile)
-    many = tokens >= 16 * multiprocessors(q.device)
-    together = tiles == 1 and (many if together is None else together)
+    device = k_cache.device
+    many = tokens >= 16 * multiprocessors(device)
+    together = k is not None and tiles == 1 and (many if together is None else together)
     if warps is None:
         warps = 1 if many else 4
     if early is None:
-        early = dependent_launch(q.device)
-    _prepare[(tokens, tiles + (not together))](
+        early = dependent_launch(device)
+    q, k, v = (given[0] if x is None else x for x in (q, k, v))
+    _prepare[(tokens, tiles + (kv_heads > 0 and not together))](
         q,
         k,
         v,
@@ -62,8 +65,8 @@ def attention_inputs(
         sin if sin is not None else q,
         k_cache,
         v_cache,
-        kv_slots,
-        out,
+        q if kv_slots is None else kv_slots,
+        q if out is None else out,
         q.stride(0),
         k.stride(0),
         v.stride(0),

@@ -1,11 +1,12 @@
 """Mixtures of experts as far as they are built: what a config says of them, and layers that can be sized but not run."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from twinflow.contracts.errors import Unsupported
-from twinflow.models.step import Step
+from twinflow.models.step import Step, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,12 @@ class Experts:
 class SizedExperts:
     """A mixer with its weights, `live` elements of which are in use per token. Running it is refused."""
 
+    writes_cache: ClassVar[bool] = False
+
     weights: tuple[torch.Tensor, ...]
     live: int
 
-    def __call__(self, x: torch.Tensor, step: Step, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def __call__(
+        self, x: torch.Tensor, step: Step, residual: torch.Tensor, wanted: Wanted | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise Unsupported("mixtures of experts are not supported; only dense models are")

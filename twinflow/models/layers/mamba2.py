@@ -1,17 +1,20 @@
 """Mamba-2: convolution, selective state space, gated group norm; its state lives in the sequence's slot."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from twinflow.kernels.base import KernelSet
-from twinflow.models.step import Step
+from twinflow.models.step import Step, Wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
     """One Mamba-2 layer. `in_proj` rows are [z (H * P) | x (H * P) | B (G * N) | C (G * N) | dt (H)], heads and groups in
     order; `conv` (H * P + 2 * G * N, W) runs over x|B|C; the output norm is gated by z and spans one of G groups."""
+
+    writes_cache: ClassVar[bool] = True
 
     kernels: KernelSet
     index: int  # among the layers of the state group
@@ -29,7 +32,9 @@ class Mamba2:
     norm: torch.Tensor  # (H * P,)
     out: torch.Tensor  # (hidden, H * P)
 
-    def __call__(self, x: torch.Tensor, step: Step, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def __call__(
+        self, x: torch.Tensor, step: Step, residual: torch.Tensor, wanted: Wanted | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         ops, batch, tokens = self.kernels, step.batch, x.shape[0]
         width, shared = self.heads * self.head_dim, self.groups * self.state_dim
         z, mixed, dt = ops.linear(x, self.in_proj).split([width, width + 2 * shared, self.heads], dim=-1)
@@ -61,6 +66,7 @@ class Mamba2:
             batch.seq_lens,
             snapshots=batch.snapshots,
         )
-        return ops.linear_residual(
-            ops.gated_group_norm(y.view(tokens, width), z, self.norm, self.groups, self.eps), self.out, residual
-        )
+        y = y.view(tokens, width)
+        if wanted is not None:
+            y, z, residual = wanted.rows(y, z, residual)
+        return ops.linear_residual(ops.gated_group_norm(y, z, self.norm, self.groups, self.eps), self.out, residual)
