@@ -144,19 +144,20 @@ def _prepare(
         y = _turned(q + token * q_stride, q_weight, cos, sin, token, head, live, q_eps, DIM, WIDTH, HALF, Q_NORM)
         at = token * HEADS * DIM + head[:, None] * DIM + col[None, :]
         tl.store(out + at, y.to(out.dtype.element_ty), mask=live)
-    if TOGETHER or tile >= TILES:
-        slot = tl.load(kv_slots + token)
-        if slot >= 0:
-            kv_head = tl.arange(0, KV_TILE)
-            there = (kv_head < KV_HEADS)[:, None] & (col < DIM)[None, :]
-            key = _turned(
-                k + token * k_stride, k_weight, cos, sin, token, kv_head, there, k_eps, DIM, WIDTH, HALF, K_NORM
-            )
-            value = tl.load(v + token * v_stride + kv_head[:, None] * DIM + col[None, :], mask=there, other=0.0)
-            place = (slot // BLOCK_TOKENS) * PAGE_STRIDE + (slot % BLOCK_TOKENS) * TOKEN_STRIDE
-            to = place + kv_head[:, None] * HEAD_STRIDE + col[None, :]
-            tl.store(k_cache + to, key.to(k_cache.dtype.element_ty), mask=there)
-            tl.store(v_cache + to, value.to(v_cache.dtype.element_ty), mask=there)
+    if KV_HEADS > 0:
+        if TOGETHER or tile >= TILES:
+            slot = tl.load(kv_slots + token)
+            if slot >= 0:
+                kv_head = tl.arange(0, KV_TILE)
+                there = (kv_head < KV_HEADS)[:, None] & (col < DIM)[None, :]
+                key = _turned(
+                    k + token * k_stride, k_weight, cos, sin, token, kv_head, there, k_eps, DIM, WIDTH, HALF, K_NORM
+                )
+                value = tl.load(v + token * v_stride + kv_head[:, None] * DIM + col[None, :], mask=there, other=0.0)
+                place = (slot // BLOCK_TOKENS) * PAGE_STRIDE + (slot % BLOCK_TOKENS) * TOKEN_STRIDE
+                to = place + kv_head[:, None] * HEAD_STRIDE + col[None, :]
+                tl.store(k_cache + to, key.to(k_cache.dtype.element_ty), mask=there)
+                tl.store(v_cache + to, value.to(v_cache.dtype.element_ty), mask=there)
 
 
 @triton.jit
