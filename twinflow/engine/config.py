@@ -12,7 +12,7 @@ CHOICES = {
     "require_rdma": ("auto", "on", "off"),
     "cuda_graphs": ("auto", "off"),
     "load_format": ("auto", "dummy"),
-    "attention": ("auto", "cudnn", "triton"),
+    "attention": ("auto", "cudnn", "flashinfer", "triton"),
 }
 POSITIVE = (
     "max_running",
@@ -85,7 +85,7 @@ class EngineConfig:
     )
     attention: str = setting(
         "auto",
-        "of long stretches of prompts on a GPU: cudnn, triton, or auto = cudnn where it can be used",
+        "of long stretches of prompts on a GPU: cudnn, flashinfer, triton, or auto = cudnn where it can be used",
     )
     threads: int = setting(1, "of torch within one operation, on CPU")
     grammar_threads: int = setting(4, "that compile grammars and compute what they allow next, beside the steps")

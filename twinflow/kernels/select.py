@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,25 +21,39 @@ from twinflow.kernels.paged_attention import reference as attention
 from twinflow.kernels.rotary import reference as rotary
 from twinflow.kernels.sampling import reference as sampling
 
+if TYPE_CHECKING:
+    from twinflow.kernels.paged_attention.library import Library
+
 log = logging.getLogger(__name__)
 
 
-def select_kernels(device: str, attention: str = "auto") -> KernelSet:
+def select_kernels(device: str, attention: str = "auto", head_dim: int = 64) -> KernelSet:
     """Kernels for `device` ("cpu", "cuda:0"): Triton on an NVIDIA GPU where it is installed, else plain torch. Says which.
 
-    attention: "cudnn" = that library attends to long stretches of prompts, "triton" = it does not, "auto" = where it can.
-    Raises Unsupported where "cudnn" is asked for and cannot be had; on a CPU there is nothing to choose.
+    attention: "cudnn" or "flashinfer" = that library attends to long stretches of prompts, "triton" = none does, "auto" = cuDNN
+    where it can. head_dim: of the attention layers; a library is tried with it. Raises Unsupported where a library is asked for
+    and cannot be had; on a CPU there is nothing to choose.
     """
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu and importlib.util.find_spec("triton") is not None:
-        from twinflow.kernels.paged_attention import cudnn
+        from twinflow.kernels.paged_attention.library import Library, why_not
 
-        reason = cudnn.why_not(torch.device(device)) if attention != "triton" else "not asked for"
-        if attention == "cudnn" and reason:
-            raise Unsupported(f"attention=cudnn cannot be used on {device}: {reason}; use auto or triton")
-        kernels = triton_kernels(library_attention=not reason)
-        long = f"triton (cuDNN: {reason})" if reason else "cuDNN"
-        why = f"{torch.cuda.get_device_name(device)}; attention of long stretches of prompts: {long}"
+        library = Library.CUDNN if attention == "auto" else None if attention == "triton" else Library(attention)
+        reasons = dict.fromkeys(Library, "not asked for")
+        if library is not None:
+            reasons[library] = why_not(library, torch.device(device), head_dim)
+        if attention == "auto":
+            missing = importlib.util.find_spec("flashinfer") is None
+            reasons[Library.FLASHINFER] = "not installed" if missing else "only where it is asked for"
+        if library is not None and reasons[library]:
+            if attention != "auto":
+                raise Unsupported(
+                    f"attention={attention} cannot be used on {device}: {reasons[library]}; use auto or triton"
+                )
+            library = None
+        kernels = triton_kernels(library)
+        others = ", ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
+        why = f"{torch.cuda.get_device_name(device)}; attention of long stretches of prompts: {library or 'triton'} ({others})"
     else:
         kernels, why = reference_kernels(), "triton is not installed" if on_gpu else "no GPU kernels for this device"
     log.info("kernels for %s: %s (%s)", device, kernels.name, why)
@@ -70,9 +85,9 @@ def reference_kernels() -> KernelSet:
     )
 
 
-def triton_kernels(*, library_attention: bool = False) -> KernelSet:
-    """Triton everywhere, but for the attention of very long chunks if `library_attention`. Raises ImportError where triton
-    is missing."""
+def triton_kernels(library: "Library | None" = None) -> KernelSet:
+    """Triton everywhere, but for the attention of very long chunks with a `library`. Raises ImportError where triton is
+    missing."""
     from twinflow.kernels.attention_inputs import triton as inputs
     from twinflow.kernels.causal_conv1d import triton as conv
     from twinflow.kernels.gated_delta_rule import decode as delta_decode
@@ -99,7 +114,7 @@ def triton_kernels(*, library_attention: bool = False) -> KernelSet:
         linear_swiglu=linear.linear_swiglu,
         rotary_angles=rotary.rotary_angles,
         attention_inputs=inputs.attention_inputs,
-        paged_attention=partial(attention.paged_attention, library=library_attention),
+        paged_attention=partial(attention.paged_attention, library=library),
         causal_conv1d=conv.causal_conv1d,
         gated_delta=delta.gated_delta,
         gated_delta_decode=delta_decode.gated_delta_decode,

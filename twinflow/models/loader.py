@@ -46,7 +46,8 @@ def load_model(
     weights = CheckpointWeights(checkpoint, TORCH_DTYPES[options.dtype], device)
     eos = eos_token_ids(config, checkpoint.generation_config)
     with torch.inference_mode():
-        return family.build(config, weights, layout, eos, select_kernels(device, attention), device)
+        kernels = select_kernels(device, attention, layout.attention.tensors[0].shape[-1])
+        return family.build(config, weights, layout, eos, kernels, device)
 
 
 def describe_layout(
@@ -83,9 +84,8 @@ def random_model(
     layout = family.layout(config, options, model_id)
     weights = RandomWeights(TORCH_DTYPES[options.dtype], device, seed)
     with torch.inference_mode():
-        return family.build(
-            config, weights, layout, eos_token_ids(config, {}), select_kernels(device, attention), device
-        )
+        kernels = select_kernels(device, attention, layout.attention.tensors[0].shape[-1])
+        return family.build(config, weights, layout, eos_token_ids(config, {}), kernels, device)
 
 
 def family_of(config: dict[str, Any], families: dict[str, Family]) -> Family:

@@ -144,7 +144,7 @@ def _prepare(
         y = _turned(q + token * q_stride, q_weight, cos, sin, token, head, live, q_eps, DIM, WIDTH, HALF, Q_NORM)
         at = token * HEADS * DIM + head[:, None] * DIM + col[None, :]
         tl.store(out + at, y.to(out.dtype.element_ty), mask=live)
-    if KV_HEADS > 0:
+    if KV_HEADS > 0:  # noqa: SIM102 (decided when it is compiled)
         if TOGETHER or tile >= TILES:
             slot = tl.load(kv_slots + token)
             if slot >= 0:

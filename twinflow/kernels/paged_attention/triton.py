@@ -1,7 +1,7 @@
 """Causal grouped-query attention over a paged KV cache on a GPU. Semantics: `reference.py`.
 
 Sequences with one query go to `decode.py` (keys split over programs), longer ones to `prefill.py` (blocks of queries), which
-read lengths of contexts on the device only; with `library`, very long ones go to `cudnn.py` where the host knows the contexts.
+read lengths of contexts on the device only; with `library`, very long ones go to `library.py` where the host knows the contexts.
 """
 
 from functools import lru_cache
@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from twinflow.kernels.paged_attention import cudnn, prefill
+from twinflow.kernels.paged_attention import library as libraries
+from twinflow.kernels.paged_attention import prefill
 from twinflow.kernels.paged_attention.decode import attend_one_query
+from twinflow.kernels.paged_attention.library import Library
 from twinflow.kernels.paged_attention.shared import SharedPrefixes
 
 
@@ -26,7 +28,7 @@ def paged_attention(
     gate: torch.Tensor | None = None,
     shared: SharedPrefixes | None = None,
     host_contexts: tuple[int, ...] | None = None,
-    library: bool = False,
+    library: Library | None = None,
 ) -> torch.Tensor:
     tokens, heads, dim = q.shape
     if q.stride(2) != 1 or q.stride(1) != dim:
@@ -39,13 +41,14 @@ def paged_attention(
         where = (k_cache, v_cache, block_tables, context_lens, cu_seqlens)
         attend_one_query(q, *where, scale, out, all_one=single == len(seq_lens), gate=gate, shared=shared)
     half = q.dtype.itemsize == 2
-    for run in _runs(seq_lens, host_contexts, library and half):
+    for run in _runs(seq_lens, host_contexts, library is not None and half):
         mine = slice(run.start, run.start + sum(run.lens))
         own_gate = None if gate is None else gate[mine]
         if run.long:
-            assert host_contexts is not None
+            assert host_contexts is not None and library is not None
             table, context = block_tables[run.first], host_contexts[run.first]
-            cudnn.attend_long_queries(q[mine], k_cache, v_cache, table, context, scale, out[mine], own_gate)
+            where = (k_cache, v_cache, table, context, scale)
+            libraries.attend_long_queries(q[mine], *where, out[mine], own_gate, library)
             continue
         last = run.first + len(run.lens)
         starts = cu_seqlens[run.first : last + 1]
@@ -76,7 +79,7 @@ def _runs(seq_lens: tuple[int, ...], contexts: tuple[int, ...] | None, library: 
     runs: list[_Run] = []
     start = 0
     for i, (n, context) in enumerate(zip(seq_lens, contexts, strict=True)):
-        long = library and n >= cudnn.LONG and context <= cudnn.MOST_KEYS
+        long = library and n >= libraries.LONG and context <= libraries.MOST_KEYS
         last = runs[-1] if runs else None
         if last and not (long or last.long) and n > 1 and last.first + len(last.lens) == i:
             runs[-1] = last._replace(lens=(*last.lens, n))

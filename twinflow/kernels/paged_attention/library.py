@@ -1,7 +1,7 @@
-"""Long stretches of a prompt through cuDNN's attention, on K and V gathered from the cache. Semantics: `reference.py`.
+"""Long stretches of a prompt through a library's attention, on K and V gathered from the cache. Semantics: `reference.py`.
 
-Its matrix units wait less than those of `prefill.py`. But it makes a plan for every new pair of lengths, which takes some 45 ms,
-so lengths are rounded up, and a stretch behind a context is attended in two parts:
+Their matrix units wait less than those of `prefill.py`. But cuDNN makes a plan for every new pair of lengths, which takes some 45
+ms, so lengths are rounded up, and a stretch behind a context is attended in two parts:
 
     keys    0 ........ kept ...... context - n ...... context
             |  before  |  square: the last keys, and from here on the stretch itself
@@ -10,6 +10,9 @@ so lengths are rounded up, and a stretch behind a context is attended in two par
 which are no queries of the stretch: what they give is dropped. Zeros behind the end are seen by no query.
 """
 
+import importlib.util
+import math
+from enum import StrEnum
 from functools import lru_cache
 
 import torch
@@ -24,18 +27,31 @@ SQUARE, BEFORE = 512, 2048  # what lengths are rounded to
 TOKENS = 16  # that a program gathers
 
 
+class Library(StrEnum):
+    CUDNN = "cudnn"
+    FLASHINFER = "flashinfer"
+
+
 @lru_cache
-def why_not(device: torch.device) -> str:
-    """Why this cannot be used on a device; empty where it can."""
-    if device.type != "cuda" or not torch.backends.cudnn.is_available():
-        return "torch has no cuDNN here"
-    if torch.cuda.get_device_capability(device) < (9, 0):
-        return "only tried from Hopper on"
-    q = torch.zeros(1, 4, 128, 64, dtype=torch.bfloat16, device=device)
+def why_not(library: Library, device: torch.device, dim: int = 64) -> str:
+    """Why a library cannot be used on a device for heads of `dim`; empty where it can. flashinfer compiles its kernels for that
+    width here, once on a machine: that takes it a minute or two, and nvcc."""
+    if device.type != "cuda":
+        return "no GPU"
+    if library is Library.CUDNN:
+        if not torch.backends.cudnn.is_available():
+            return "torch has no cuDNN here"
+        if torch.cuda.get_device_capability(device) < (9, 0):
+            return "only tried from Hopper on"
+    elif importlib.util.find_spec("flashinfer") is None:
+        return "not installed"
+    q = torch.zeros(128, 4, dim, dtype=torch.bfloat16, device=device)
     try:
-        _attend(q, q[:, :2], q[:, :2], 1.0, causal=True)
-    except RuntimeError as error:
-        return str(error).partition("\n")[0]
+        _attend(
+            library, _batched(q), _batched(q[:, :2].contiguous()), _batched(q[:, 2:].contiguous()), 1.0, causal=True
+        )
+    except Exception as error:  # of a compiler, a loader or the driver: any of them means that it cannot be used
+        return str(error).partition("\n")[0] or type(error).__name__
     return ""
 
 
@@ -48,6 +64,7 @@ def attend_long_queries(
     scale: float,
     out: torch.Tensor,
     gate: torch.Tensor | None = None,
+    library: Library = Library.CUDNN,
 ) -> None:
     """The last `q.shape[0]` tokens of one sequence with `context` tokens. q, gate, out (n, H, D), the gate's heads side by
     side too; table (blocks,) int32, caches as in `paged_attention`. Half precision."""
@@ -65,11 +82,16 @@ def attend_long_queries(
     else:
         padded = q
     queries = _batched(padded)
-    y, mass = _attend(queries[:, :, :square], keys[:, :, before:], values[:, :, before:], scale, causal=True)
+    y, mass = _attend(library, queries[:, :, :square], keys[:, :, before:], values[:, :, before:], scale, causal=True)
     parts = [(y, mass, front)]
     if before:
         y, mass = _attend(
-            queries[:, :, front : front + asked], keys[:, :, :before], values[:, :, :before], scale, causal=False
+            library,
+            queries[:, :, front : front + asked],
+            keys[:, :, :before],
+            values[:, :, :before],
+            scale,
+            causal=False,
         )
         parts.append((y, mass, 0))
     _merge(parts, out, gate)
@@ -85,9 +107,17 @@ def _batched(x: torch.Tensor) -> torch.Tensor:
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
+    library: Library, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The values' average (1, H, n, D), and the logarithm of the sum of its weights (1, H, n, 1) fp32."""
+    if library is Library.FLASHINFER:
+        import flashinfer
+
+        rows = [x.squeeze(0).transpose(0, 1) for x in (q, k, v)]
+        y, mass = flashinfer.single_prefill_with_kv_cache(*rows, causal=causal, sm_scale=scale, return_lse=True)
+        return _batched(y), (mass.t() * math.log(2.0)).contiguous().view(
+            1, q.shape[1], -1, 1
+        )  # it counts in powers of two
     y, mass, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         q, k, v, None, True, 0.0, causal, False, scale=scale
     )
