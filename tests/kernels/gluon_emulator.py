@@ -46,9 +46,7 @@ class Descriptor:
     def block(self, corner: list[int]) -> torch.Tensor:
         view = torch.as_strided(self.base, self.shape, self.strides, self.base.storage_offset())
         got = view.new_zeros(self.block_shape)
-        spans = [
-            (c, min(c + b, n)) for c, b, n in zip(map(int, corner), self.block_shape, self.shape, strict=True)
-        ]
+        spans = [(c, min(c + b, n)) for c, b, n in zip(map(int, corner), self.block_shape, self.shape, strict=True)]
         if all(low < high for low, high in spans):
             part = view[tuple(slice(low, high) for low, high in spans)]
             got[tuple(slice(0, n) for n in part.shape)] = part

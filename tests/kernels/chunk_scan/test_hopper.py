@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tests.kernels import gluon_emulator
-from tests.kernels.varlen import bools, cu, fused, nan_pool, relative_error, rows
+from tests.kernels.varlen import cu, fused, nan_pool, relative_error, rows
 from twinflow.kernels.base import Snapshots
 
 pytest.importorskip("triton", reason="triton is not installed")
-from twinflow.kernels.chunk_scan import hopper  # noqa: E402
-from twinflow.kernels.chunk_scan.triton import scan_chunks  # noqa: E402
-from twinflow.kernels.gated_delta_rule.prepare import prepare_chunks  # noqa: E402
+from twinflow.kernels.chunk_scan import hopper
+from twinflow.kernels.chunk_scan.triton import scan_chunks
+from twinflow.kernels.gated_delta_rule.prepare import prepare_chunks
 
 K, V, HK, HV = 128, 128, 1, 2
 

@@ -39,7 +39,9 @@ def suits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         and q.dtype in (torch.bfloat16, torch.float16)
         and q.shape[2] == KEY_DIMS
         and v.shape[2] % TILE == 0
-        and all(x.data_ptr() % ALIGNMENT_BYTES == x.stride(0) * x.element_size() % ALIGNMENT_BYTES == 0 for x in (q, k, v))
+        and all(
+            x.data_ptr() % ALIGNMENT_BYTES == x.stride(0) * x.element_size() % ALIGNMENT_BYTES == 0 for x in (q, k, v)
+        )
     )
 
 
@@ -81,6 +83,7 @@ def scan_corrected_chunks(
         cu_seqlens,
         snapshots.rows if snapshots is not None else state_rows,
         snapshots.after if snapshots is not None else cu_seqlens,
+        int(snapshots is not None),
         state.stride(0),
         HEADS=heads,
         GROUP=heads // q.shape[1],
@@ -89,7 +92,6 @@ def scan_corrected_chunks(
         TILE=TILE,
         SIZE=CHUNK_TOKENS,
         PARTS=parts,
-        SNAPSHOTS=snapshots is not None,
         AHEAD=ahead,
         num_warps=4,
     )
@@ -107,7 +109,7 @@ def _descriptor(x: torch.Tensor, block: list[int]) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["snapshots"])
 def scan(
     q,  # descriptors from here ..
     k,
@@ -123,6 +125,7 @@ def scan(
     cu_seqlens,
     snapshot_rows,
     snapshot_after,
+    snapshots,
     state_stride,
     HEADS: gl.constexpr,
     GROUP: gl.constexpr,
@@ -131,7 +134,6 @@ def scan(
     TILE: gl.constexpr,
     SIZE: gl.constexpr,
     PARTS: gl.constexpr,
-    SNAPSHOTS: gl.constexpr,
     AHEAD: gl.constexpr,
 ):
     head = gl.program_id(1)
@@ -157,13 +159,16 @@ def scan(
     block = start // SIZE + seq
     column = head * V + gl.program_id(0) * (PARTS * TILE)
     rings = (q_ring, k_ring, v_ring, t_ring, m_ring, f_ring, filled, emptied)
-    results = (staging, decays, out, state, state_rows, fresh, snapshot_rows, snapshot_after, state_stride)
+    results = (staging, decays, out, state, state_rows, fresh, snapshot_rows, snapshot_after, snapshots, state_stride)
     place = (seq, start, tokens, block, head, column)
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_compute, (rings, results, place, 0, HEADS, K, V, TILE, SIZE, PARTS, SNAPSHOTS, AHEAD)),
-                (_copy, ((q, k, v, products, solved, factors), rings, place, HEADS, GROUP, K, TILE, SIZE, PARTS, AHEAD)),
+                (_compute, (rings, results, place, 0, HEADS, K, V, TILE, SIZE, PARTS, AHEAD)),
+                (
+                    _copy,
+                    ((q, k, v, products, solved, factors), rings, place, HEADS, GROUP, K, TILE, SIZE, PARTS, AHEAD),
+                ),
             ],
             [1],
             [24],
@@ -171,9 +176,12 @@ def scan(
     else:
         gl.warp_specialize(
             [
-                (_compute, (rings, results, place, 0, HEADS, K, V, TILE, SIZE, PARTS, SNAPSHOTS, AHEAD)),
-                (_compute, (rings, results, place, 1, HEADS, K, V, TILE, SIZE, PARTS, SNAPSHOTS, AHEAD)),
-                (_copy, ((q, k, v, products, solved, factors), rings, place, HEADS, GROUP, K, TILE, SIZE, PARTS, AHEAD)),
+                (_compute, (rings, results, place, 0, HEADS, K, V, TILE, SIZE, PARTS, AHEAD)),
+                (_compute, (rings, results, place, 1, HEADS, K, V, TILE, SIZE, PARTS, AHEAD)),
+                (
+                    _copy,
+                    ((q, k, v, products, solved, factors), rings, place, HEADS, GROUP, K, TILE, SIZE, PARTS, AHEAD),
+                ),
             ],
             [4, 1],
             [240, 24],
@@ -195,7 +203,7 @@ def _copy(
 ):
     q, k, v, products, solved, factors = sources
     q_ring, k_ring, v_ring, t_ring, m_ring, f_ring, filled, emptied = rings
-    seq, start, tokens, block, head, column = place
+    _, start, tokens, block, head, column = place
     # The factors' copy is a power of two and takes something of the next ones with it.
     BYTES: gl.constexpr = 2 * (2 * SIZE * K + SIZE * PARTS * TILE + 2 * SIZE * SIZE) + 4 * 4 * SIZE
     slot, phase = 0, 0
@@ -230,11 +238,10 @@ def _compute(
     TILE: gl.constexpr,
     SIZE: gl.constexpr,
     PARTS: gl.constexpr,
-    SNAPSHOTS: gl.constexpr,
     AHEAD: gl.constexpr,
 ):
     q_ring, k_ring, v_ring, t_ring, m_ring, f_ring, filled, emptied = rings
-    staging, decays, out, state, state_rows, fresh, snapshot_rows, snapshot_after, state_stride = results
+    staging, decays, out, state, state_rows, fresh, snapshot_rows, snapshot_after, snapshots, state_stride = results
     seq, start, tokens, block, head, column = place
     dtype: gl.constexpr = k_ring.dtype
     by_token: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIZE, 16])
@@ -260,16 +267,12 @@ def _compute(
     o = zeros.to(dtype)
     mbarrier.wait(filled.index(0), 0)
     _zero_past_end(k_ring.index(0), v_ring.index(PART), tokens, SIZE, K, TILE)
-    parts = 1
-    if SNAPSHOTS:
-        kept, after = gl.load(snapshot_rows + seq), gl.load(snapshot_after + seq)
-        parts = gl.where(kept >= 0, 2, 1)
+    kept, after = gl.load(snapshot_rows + seq), gl.load(snapshot_after + seq)
+    parts = gl.where((snapshots > 0) & (kept >= 0), 2, 1)
     for part in range(parts):
-        begin, until, goal = 0, tokens, row
-        if SNAPSHOTS:
-            begin = gl.where(part > 0, after, 0)
-            until = gl.where(part + 1 < parts, after, tokens)
-            goal = gl.where(part + 1 < parts, kept, row)
+        begin = gl.where(part > 0, after, 0)
+        until = gl.where(part + 1 < parts, after, tokens)
+        goal = gl.where(part + 1 < parts, kept, row)
         for done in range(begin, until, SIZE):
             decays += HEADS
             next_decay = gl.load(decays, mask=tokens - done > SIZE, other=0.0)
@@ -311,12 +314,13 @@ def _compute(
             s, o = warpgroup_mma_wait(0, deps=(s, o))
             s_left = gl.convert_layout(s.to(dtype), left_of_token)
             o = o.to(dtype)
-        gl.thread_barrier()
-        mbarrier.arrive(emptied.index(before))
-        staging.permute((1, 0)).store(o)
-        gl.thread_barrier()
-        final = (until - 1) // SIZE * SIZE
-        _write(staging, out, start + final, column, until - final, HEADS * V, SIZE, TILE)
+        if begin < until:
+            gl.thread_barrier()
+            mbarrier.arrive(emptied.index(before))
+            staging.permute((1, 0)).store(o)
+            gl.thread_barrier()
+            final = (until - 1) // SIZE * SIZE
+            _write(staging, out, start + final, column, until - final, HEADS * V, SIZE, TILE)
         if goal >= 0:
             gl.store(state + goal * state_stride + inside, s.to(state.dtype.element_ty))
 

@@ -7,9 +7,12 @@ then scanned (`chunk_scan`). Inputs in fp32 are there for exactness, which matri
 import torch
 
 from twinflow.kernels.base import Snapshots
+from twinflow.kernels.chunk_scan.hopper import scan_corrected_chunks, suits
 from twinflow.kernels.chunk_scan.triton import scan_chunks
 from twinflow.kernels.gated_delta_rule.prepare import prepare_chunks
 from twinflow.kernels.gated_delta_rule.recurrent import run_tokens
+
+PRODUCTS_LEFT_RUNNING = False  # whether the scan in Gluon takes what it can; no card has timed it yet
 
 
 def gated_delta(
@@ -43,5 +46,8 @@ def gated_delta(
         run_tokens(q, k, v, a, b, a_log, dt_bias, out, *where, l2norm_eps, only_single=chunked, snapshots=snapshots)
     if longer and chunked:
         chunks = prepare_chunks(q, k, a, b, a_log, dt_bias, cu_seqlens, len(seq_lens), l2norm_eps)
-        scan_chunks(q, k, v, chunks, None, out, *where, snapshots)
+        if PRODUCTS_LEFT_RUNNING and suits(q, k, v):
+            scan_corrected_chunks(q, k, v, chunks, out, *where, snapshots)
+        else:
+            scan_chunks(q, k, v, chunks, None, out, *where, snapshots)
     return out
