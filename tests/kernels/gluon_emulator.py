@@ -8,6 +8,7 @@ early, or results which were read too early, show; copies are done at once. Layo
 import sys
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -270,7 +271,10 @@ def load(path: Path) -> ModuleType:
         warpgroup_mma=lambda *args, **options: now.program.mma(*args, **options),
         warpgroup_mma_wait=lambda outstanding, deps: now.program.mma_wait(outstanding, deps),
     )
-    gluon = SimpleNamespace(jit=lambda f: Kernel(now, f), language=language)
+    def jit(run: Any = None, **options: Any) -> Any:
+        return Kernel(now, run) if run is not None else partial(Kernel, now)
+
+    gluon = SimpleNamespace(jit=jit, language=language)
     stand_ins = {
         "triton.experimental": SimpleNamespace(gluon=gluon),
         "triton.experimental.gluon": gluon,
