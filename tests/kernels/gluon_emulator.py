@@ -85,6 +85,7 @@ class Barriers:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.states: dict[int, SimpleNamespace] = {}
+        self.failed = False
 
     def init(self, bar: Shared, count: int) -> None:
         self.states[bar.data.data_ptr()] = SimpleNamespace(phase=0, count=count, missing=count, due=0)
@@ -102,7 +103,14 @@ class Barriers:
     def wait(self, bar: Shared, phase: Any) -> None:
         state = self.states[bar.data.data_ptr()]
         with self.changed:
-            assert self.changed.wait_for(lambda: state.phase != int(phase), WAIT_S), "waits for what never comes"
+            came = self.changed.wait_for(lambda: self.failed or state.phase != int(phase), WAIT_S)
+            assert came and not self.failed, "waits for what never comes"
+
+    def fail(self) -> None:
+        """Ends what other partitions wait for."""
+        with self.changed:
+            self.failed = True
+            self.changed.notify_all()
 
 
 @dataclass
@@ -168,6 +176,7 @@ class Program:
                 assert self.own.finished == len(self.own.issued), "left in flight"
             except BaseException as error:
                 errors.append(error)
+                self.barriers.fail()
 
         threads = [threading.Thread(target=guarded, args=p) for p in partitions]
         for thread in threads:
@@ -271,6 +280,7 @@ def load(path: Path) -> ModuleType:
         warpgroup_mma=lambda *args, **options: now.program.mma(*args, **options),
         warpgroup_mma_wait=lambda outstanding, deps: now.program.mma_wait(outstanding, deps),
     )
+
     def jit(run: Any = None, **options: Any) -> Any:
         return Kernel(now, run) if run is not None else partial(Kernel, now)
 

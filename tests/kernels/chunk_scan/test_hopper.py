@@ -102,3 +102,22 @@ def test_snapshots(parts: int, device: str, scan: ModuleType) -> None:
     got = both(scan, device, (1, 66, 330, 130, 40), after=(0, 64, 192, 128, 0), parts=parts)
     assert got[2][[3, 5, 7]].isfinite().all()
     check(got, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("pred=done >= AHEAD * SIZE", "pred=False"),
+        ("y = warpgroup_mma_wait(1", "y = warpgroup_mma_wait(2"),
+        ("queried = warpgroup_mma_wait(1", "queried = warpgroup_mma_wait(2"),
+    ],
+    ids=("copied over what is read", "read too early", "read before done"),
+)
+def test_the_emulator_sees_races(right: str, wrong: str, device: str, tmp_path: Path) -> None:
+    if device != "cpu":
+        pytest.skip("of the emulator")
+    source = Path(hopper.__file__).read_text()
+    assert right in source
+    (tmp_path / "wrong.py").write_text(source.replace(right, wrong))
+    with pytest.raises(AssertionError):
+        check(both(gluon_emulator.load(tmp_path / "wrong.py"), device, (500,)), 1e-3)
