@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-WAIT_S = 20.0  # of a partition for another; longer is a deadlock
+WAIT_S = 8.0  # of a partition for another; longer is a deadlock
 
 
 @dataclass
