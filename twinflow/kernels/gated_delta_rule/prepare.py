@@ -61,8 +61,9 @@ def prepare_chunks(
     )
     group = heads // key_heads
     if members is None:
-        # Apart, the heads of a lone prompt fill the GPU; together they share products where there are programs enough.
-        members = group if key_heads * blocks >= multiprocessors(q.device) else 1
+        # Together, heads of a key head share two of their products; but a program of one has fewer registers to spill, so it
+        # takes very many chunks for that to be faster.
+        members = group if key_heads * blocks >= 32 * multiprocessors(q.device) else 1
     _prepare[(heads // members, blocks)](
         q,
         k,
@@ -194,7 +195,16 @@ def _prepare(
         d = tl.where(upto, tl.exp2(tl.load(gate_row) - tl.load(gate_column)), 0.0)
         tl.store(products + at * SIZE * SIZE + square, (qk * d).to(products.dtype.element_ty))
         r = tl.where(below, kk * (d * tl.load(gate_row + SIZE)), 0.0)
-        for level in tl.static_range(LEVELS):
+        # Blocks of 16 first: each is a warp's own, and so are its products.
+        own = tl.arange(0, 4)[:, None, None, None] == tl.arange(0, 4)[None, None, :, None]
+        d = tl.sum(tl.where(own, tl.reshape(r, (4, 16, 4, 16)), 0.0), 2)
+        near = (tl.arange(0, 16)[:, None] ^ tl.arange(0, 16)[None, :])[None, :, :]
+        for level in tl.static_range(4):
+            between = tl.where((near >> level) == 1, d, 0.0)
+            d = tl.dot(between.to(OPERAND), d.to(OPERAND), d, input_precision=PRECISION)
+        r = tl.reshape(r, (4, 16, SIZE))
+        r = tl.reshape(tl.dot(d.to(OPERAND), r.to(OPERAND), r, input_precision=PRECISION), (SIZE, SIZE))
+        for level in tl.static_range(4, LEVELS):
             between = tl.where((apart >> level) == 1, r, 0.0)
             r = tl.dot(between.to(OPERAND), r.to(OPERAND), r, input_precision=PRECISION)
         beta = tl.load(gate_column + SIZE)

@@ -1,7 +1,8 @@
 """Gated delta rule on a GPU. Semantics: `reference.py`.
 
 Sequences with one token run through `recurrent.py`; longer ones are prepared chunk by chunk in parallel (`prepare.py`) and
-then scanned (`chunk_scan`). Inputs in fp32 are there for exactness, which matrix units don't give: they run token by token.
+then scanned (`chunk_scan`; products are left running where the GPU and the shapes allow it). Inputs in fp32 are there for
+exactness, which matrix units don't give: they run token by token.
 """
 
 import torch
@@ -11,8 +12,6 @@ from twinflow.kernels.chunk_scan.hopper import scan_corrected_chunks, suits
 from twinflow.kernels.chunk_scan.triton import scan_chunks
 from twinflow.kernels.gated_delta_rule.prepare import prepare_chunks
 from twinflow.kernels.gated_delta_rule.recurrent import run_tokens
-
-PRODUCTS_LEFT_RUNNING = False  # whether the scan in Gluon takes what it can; no card has timed it yet
 
 
 def gated_delta(
@@ -46,7 +45,7 @@ def gated_delta(
         run_tokens(q, k, v, a, b, a_log, dt_bias, out, *where, l2norm_eps, only_single=chunked, snapshots=snapshots)
     if longer and chunked:
         chunks = prepare_chunks(q, k, a, b, a_log, dt_bias, cu_seqlens, len(seq_lens), l2norm_eps)
-        if PRODUCTS_LEFT_RUNNING and suits(q, k, v):
+        if suits(q, k, v):
             scan_corrected_chunks(q, k, v, chunks, out, *where, snapshots)
         else:
             scan_chunks(q, k, v, chunks, None, out, *where, snapshots)
