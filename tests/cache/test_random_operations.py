@@ -80,9 +80,8 @@ class Operations:
                 h.chain.append([tokens[0] % VOCAB])
                 todo = 1
             if todo:
-                feeds.append((h, 1 + tokens[-1] % todo))
-        keep = feeds[0][0].position + 1 + i % max(1, feeds[0][1] - 1) if feeds else None
-        self.world.step(feeds, keep)
+                feeds.append((h, 1 + tokens[-1] * len(tokens) % todo))
+        self.world.step(feeds, [n for n in range(1, 12) if 1 << n % 4 & i])
 
     def end_step(self) -> None:
         if self.world.in_flight:
@@ -354,6 +353,23 @@ def test_in_long_runs_the_boundary_moves_both_ways():
     moves = [m for seed in range(8) for m in run(seed, Operations(20, 1, 2, large_states=True))]
     assert sum(m > 0 for m in moves) >= 4
     assert sum(m < 0 for m in moves) >= 4
+
+
+def test_in_long_runs_steps_in_flight_leave_several_states_each(monkeypatch):
+    opened = []
+    honest = HybridCache.open_snapshots
+
+    def count(cache, holding, cuts):
+        before = len(holding.snapshots)
+        slots = honest(cache, holding, cuts)
+        opened.append((before, len(slots)))
+        return slots
+
+    monkeypatch.setattr(HybridCache, "open_snapshots", count)
+    for seed in range(4):
+        run(seed, Operations(24, 3, 2))
+    assert sum(here > 1 for _, here in opened) >= 10
+    assert sum(before > 0 and here > 0 for before, here in opened) >= 10
 
 
 def test_the_model_sees_a_block_and_a_slot_on_the_same_bytes(monkeypatch):

@@ -8,7 +8,7 @@ KV of the token at p is modelled by the hash of tokens [0, p], a state after p t
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tests.cache.device import Device
 from twinflow.cache.arena import ArenaGeometry
@@ -62,7 +62,7 @@ class World:
         self.in_flight: deque[tuple[int, int, list[Holding]]] = deque()  # step, stream length at launch, who is in it
         self.doomed_io: list[tuple[list[BlockId], list[SlotId]]] = []  # failed transfers that still write
         self.events: list[CacheEvent] = []
-        self.snapshots: dict[int, int] = {}  # the step that leaves one behind, by id() of its holding
+        self.snapshots: dict[tuple[int, int], int] = {}  # where steps that leave some behind end, by id() and step
         self.lent: list[tuple[Holding, SlotId, bytes]] = []
         self.shorter: dict[bytes, bytes] = {}  # hash of all KV ever written → that of the token before
 
@@ -173,15 +173,13 @@ class World:
     def end_io(self, index: int = 0) -> None:
         self.cache.unpin_io(*self.doomed_io.pop(index))
 
-    def step(self, feeds: Sequence[tuple[Holding, int]], keep: int | None = None) -> int:
-        """Launches a step that feeds `tokens` more (already in the chain) to each holding. `keep`: a position that one of
-        them passes, whose state the step leaves behind if the cache wants it."""
+    def step(self, feeds: Sequence[tuple[Holding, int]], keep: Sequence[int] = ()) -> int:
+        """Launches a step that feeds `tokens` more (already in the chain) to each holding. `keep`: tokens after which each
+        leaves its state behind if the cache wants it, as far as it comes by them."""
         step = self.cache.begin_step()
         for holding, tokens in feeds:
-            slot = None
-            if keep is not None and holding.snapshot_slot is None and 0 < keep - holding.position < tokens:
-                slot = self.cache.open_snapshot(holding, keep, CheckpointKind.INTERVAL)
-            self._launch(holding, tokens, None if slot is None else (slot, keep))
+            cuts = {holding.position + n: CheckpointKind.INTERVAL for n in sorted(set(keep)) if 0 < n <= tokens}
+            self._launch(holding, tokens, self.cache.open_snapshots(holding, cuts))
         self.in_flight.append((step, len(self.device.stream), [h for h, _ in feeds]))
         return step
 
@@ -191,9 +189,9 @@ class World:
         self.in_flight = deque((s, n - length, hs) for s, n, hs in self.in_flight)
         self.cache.end_step(step)
         for holding in fed:
-            if not holding.released and self.snapshots.get(id(holding)) == step:
-                del self.snapshots[id(holding)]
-                self.cache.close_snapshot(holding)
+            upto = self.snapshots.pop((id(holding), step), None)
+            if upto is not None and not holding.released:
+                self.cache.close_snapshots(holding, upto)
 
     def settle(self) -> None:
         """Ends all steps, then an empty one behind the copies that are still queued."""
@@ -330,24 +328,24 @@ class World:
         kinds = {EventKind.BLOCK_STORED: "block", EventKind.CHECKPOINT_STORED: "checkpoint"}
         return {(kinds[e.kind], e.prefix_hash, e.position) for e in stored}
 
-    def _launch(self, holding: Holding, tokens: int, snapshot: tuple[SlotId, int] | None = None) -> None:
+    def _launch(self, holding: Holding, tokens: int, snapshots: Mapping[int, SlotId]) -> None:
         chain, blocks, slot = holding.chain, list(holding.blocks), holding.slot
         written, start = holding.written_tokens, holding.position
         self.cache.advance(holding, tokens)
         end = holding.position
         values = {p: self.kv_of(chain, p) for p in range(written, end)}
         after = chain.prefix_hash(end)
-        if snapshot is not None:
-            kept, name = snapshot[0], chain.prefix_hash(snapshot[1])
-            self.snapshots[id(holding)] = self.cache._steps.launched
+        kept = {slot: chain.prefix_hash(at) for at, slot in snapshots.items()}
+        if kept:
+            self.snapshots[id(holding), self.cache._steps.launched] = end
         read = self._reader(holding, written, start)
 
         def run() -> None:
             read()
             for p, value in values.items():
                 self.device.write_kv(blocks[p // self.block_tokens], {p % self.block_tokens: value})
-            if snapshot is not None:
-                self.device.write_state(kept, name)
+            for other, name in kept.items():
+                self.device.write_state(other, name)
             self.device.write_state(slot, after)
 
         self.device.stream.append(run)

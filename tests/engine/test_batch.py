@@ -6,6 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine.harness import Worker, request
 from tests.models.tiny import prompt
@@ -13,6 +15,7 @@ from twinflow.engine import base, sharing
 from twinflow.engine.base import Mode
 from twinflow.engine.batch import Fields, Part, Plan, Shape, pack
 from twinflow.engine.graphs import decode_ladder, step_shapes
+from twinflow.kernels.base import STATE_CHUNK_TOKENS
 from twinflow.models.base import HybridModel
 from twinflow.transfer.loopback import LoopbackNetwork
 
@@ -89,6 +92,39 @@ def test_chunk_with_padding_in_a_sequence_of_its_own(worker: Worker, tokens: int
     assert f.kv_slots[75:].tolist() == [-1] * (tokens - 75)
     blocks = np.asarray(new.holding.blocks)
     assert f.kv_slots[1:75].tolist() == [blocks[i // 64] * 64 + i % 64 for i in range(74)]
+
+
+def test_states_to_keep_are_one_list_by_sequence(worker: Worker) -> None:
+    """Of a decoding sequence, two chunks with several each, one with none, and padding."""
+    (old,) = running(worker, [prompt(1, 60)])
+    parts = [Part.next_of(old, 1)]
+    for i, snapshots in enumerate([((64, 3), (128, 7)), (), ((64, 0), (192, 9), (256, 2))]):
+        worker.turn(base.Submit(request(f"new{i}", prompt(2 + i, 256), worker.root), Mode.CLAIM))
+        new = worker.engine.sequences[f"new{i}"]
+        new.holding = worker.engine.cache.reserve(new.chain, 260)
+        worker.engine.runner.tables.assign(new)
+        parts.append(Part.next_of(new, 256)._replace(snapshots=snapshots))
+    plan = Plan.of(parts)
+    assert plan.snapshots
+    f = packed(worker, plan, Shape(800, 6))
+    assert f.snapshot_starts.tolist() == [0, 0, 2, 2, 5, 5, 5]
+    assert f.snapshot_after[:5].tolist() == [64, 128, 64, 192, 256]
+    row = worker.arena.geometry.slot_row
+    assert f.snapshot_rows[:5].tolist() == [row(s) for s in (3, 7, 0, 9, 2)]
+    assert packed(worker, Plan.of(parts[:1]), Shape(2, 2)).snapshot_starts.tolist() == [0, 0, 0]
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=5))
+def test_a_shape_has_room_for_all_states_of_its_tokens(lens: list[int]) -> None:
+    shape = Shape(sum(lens), len(lens))
+    buffer = np.zeros(shape.size_bytes, dtype=np.uint8)
+    fields = Fields.of(buffer, shape)
+    kept = sum(n // STATE_CHUNK_TOKENS for n in lens)
+    assert len(fields.snapshot_rows) == len(fields.snapshot_after) >= kept
+    ends = [
+        view.__array_interface__["data"][0] + view.nbytes for view in map(fields.__getattribute__, fields.__slots__)
+    ]
+    assert max(ends) == buffer.__array_interface__["data"][0] + shape.size_bytes
 
 
 def test_tables_hold_each_rows_blocks_and_nothing_of_earlier_ones(worker: Worker) -> None:

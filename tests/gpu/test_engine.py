@@ -7,6 +7,7 @@ import torch
 
 from tests.gpu.engine import TINY, Driver
 from tests.models.tiny import Runner
+from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
 from twinflow.contracts.requests import Grammar, GrammarKind
 from twinflow.models.loader import load_model
 
@@ -126,6 +127,30 @@ def test_steps_of_every_size_fit_their_graphs(prompts: list[list[int]]) -> None:
     close = [n for n, p, reply in zip(lengths, work, expected, strict=True) if not tie_free(model, p, reply)]
     assert set(different) <= set(close)
     assert len(close) <= 3, f"too many near-ties to compare: {close}"
+    driver.check()
+
+
+@pytest.mark.parametrize("options", [{}, {"cuda_graphs": "off"}], ids=["graphs", "no graphs"])
+def test_states_kept_amid_a_step_are_resumed_from(prompts: list[list[int]], options: dict) -> None:
+    """Two prompts in one step, which leaves dozens of states behind; their continuations from each, as on CPU."""
+    driver, cpu = (
+        Driver(TINY, device, step_tokens=2048, chunk_tokens=2048, checkpoint_interval_tokens=128, **rest)
+        for device, rest in (("cuda", {**options, "checkpoint_slots": 64}), ("cpu", {"prefix_cache": False}))
+    )
+    long = [t for p in prompts for t in p] * 4
+    pair = [long[:1100], long[50:900]]
+    driver.run(pair, 2)
+    assert driver.engine.runner.work.steps == 2
+    branches = [[*p[: at + 3], *long[at : at + 20]] for p in pair for at in range(128, len(p) - 65, 128)]
+    model, close = load_model(str(TINY), dtype="float32"), 0
+    for branch in branches:
+        chain = TokenChain(root_hash(driver.ready.fingerprint), 64, pack_tokens(branch))
+        assert driver.engine.cache.match(chain).usable_tokens == (len(branch) - 23) // 128 * 128
+        (made,), (expected,) = driver.run([branch], 6), cpu.run([branch], 6)
+        if made != expected:
+            assert not tie_free(model, branch, expected)
+            close += 1
+    assert close <= 2, f"too many near-ties to compare: {close}"
     driver.check()
 
 

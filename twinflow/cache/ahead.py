@@ -1,8 +1,10 @@
-"""States that a launched step leaves behind in slots of their own, at positions that it passes on its way.
+"""States that a launched step leaves behind in slots of their own, at positions that it comes by.
 
-The slot is taken before the launch and published when the step has landed. A copy made between two steps (`checkpoint`)
+Slots are taken before the launch and published when the step has landed. A copy made between two steps (`checkpoint`)
 costs a second step over the same prompt; this costs nothing but the slot.
 """
+
+from collections.abc import Mapping
 
 from twinflow.cache.base import SlotId
 from twinflow.cache.pool import Pool
@@ -14,7 +16,7 @@ from twinflow.contracts.checkpoints import CheckpointKind
 
 
 class Ahead:
-    """At most one of each holding at a time. Best effort, as all caching."""
+    """Any number of each holding, in the order of their positions. Best effort, as all caching."""
 
     def __init__(self, tree: PrefixTree, slots: Pool[SlotId], room: Room, policy: Policy) -> None:
         self._tree = tree
@@ -22,38 +24,45 @@ class Ahead:
         self._room = room
         self._policy = policy
 
-    def open(self, live: Live, position: int, kind: CheckpointKind, tick: int) -> SlotId | None:
-        """A private slot for the state at `position`; None when the tree has it or nothing worth less would go for it."""
-        holding = live.holding
-        if holding.snapshot_slot is not None:
-            raise ValueError("the snapshot of a step before is still open")
-        there = self._tree.state_at(holding.chain, position)
-        if there is not None:
-            self._slots.used[there] = tick
-            live.saved_tokens = max(live.saved_tokens, position)
-            return None
-        loss = self._room.lowest_for_slot()
-        if loss is None or loss > self._policy.expected(kind, self.before(live, position)[1], tick):
-            return None
-        holding.snapshot_slot = self._room.take_slot()
-        live.snapshot = (position, kind)
-        return holding.snapshot_slot
+    def open(self, live: Live, cuts: Mapping[int, CheckpointKind], tick: int) -> dict[int, SlotId]:
+        """Private slots for the states at `cuts`, ascending, but for those that the tree has and those for which nothing
+        worth less would go. Worth most first: an interval's state does not take the last slot from the prompt's boundary."""
+        holding, worth = live.holding, dict[int, float]()
+        before = next(reversed(holding.snapshots), 0)  # the one before it, as far as it is not published
+        for position, kind in cuts.items():
+            if position <= max(before, holding.position):
+                raise ValueError(f"{position} is no position ahead of {max(before, holding.position)}")
+            there = self._tree.state_at(holding.chain, position)
+            if there is None:
+                gain = min(self.before(live, position)[1], position - before)
+                worth[position] = self._policy.expected(kind, gain, tick)
+            else:
+                self._slots.used[there] = tick
+                if not worth and not holding.snapshots:
+                    live.saved_tokens = max(live.saved_tokens, position)
+            before = position
+        for position in sorted(worth, key=lambda p: (worth[p], p), reverse=True):
+            loss = self._room.lowest_for_slot()
+            if loss is None or loss > worth[position]:
+                break
+            holding.snapshots[position] = self._room.take_slot(), cuts[position]
+        holding.snapshots = dict(sorted(holding.snapshots.items()))
+        return {p: holding.snapshots[p][0] for p in worth if p in holding.snapshots}
 
-    def close(self, live: Live, tick: int) -> bool:
-        """The step has landed: publishes the state. False when the tree has got one of that position meanwhile."""
-        holding, slot = live.holding, live.holding.snapshot_slot
-        if slot is None or live.snapshot is None:
-            raise ValueError("no snapshot is open")
-        position, kind = live.snapshot
-        if not 0 < position <= holding.position:
-            raise ValueError(f"the snapshot at {position} lies ahead of the cursor, {holding.position}")
-        new = self._tree.state_at(holding.chain, position) is None
-        if new:
-            before = self.before(live, position)
-            self._tree.store_state(holding.chain, position, slot)
-            self._policy.stored(slot, kind, *before)
-        live.saved_tokens, live.snapshot, holding.snapshot_slot = max(live.saved_tokens, position), None, None
-        self._slots.unref(slot, tick, retire=False)
+    def close(self, live: Live, upto: int, tick: int) -> int:
+        """The steps up to there have landed: publishes their states. How many of them the tree has not got meanwhile."""
+        holding, new = live.holding, 0
+        if upto > holding.position:
+            raise ValueError(f"snapshots up to {upto} lie ahead of the cursor, {holding.position}")
+        for position in [p for p in holding.snapshots if p <= upto]:
+            slot, kind = holding.snapshots.pop(position)
+            if self._tree.state_at(holding.chain, position) is None:
+                before = self.before(live, position)
+                self._tree.store_state(holding.chain, position, slot)
+                self._policy.stored(slot, kind, *before)
+                new += 1
+            live.saved_tokens = max(live.saved_tokens, position)
+            self._slots.unref(slot, tick, retire=False)
         return new
 
     def before(self, live: Live, position: int) -> tuple[SlotId | None, int]:

@@ -12,7 +12,7 @@ behind step n has fired. Memory released while step n was the last one launched 
 `end_step(n)`; without a launched, unfinished step it is free at once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
@@ -56,14 +56,14 @@ class Holding:
     is valid in `blocks` (hit, received or computed). `position`: the slot's cursor, the tokens fed into the state; it is
     what the state in `slot` stands after. `resumed_tokens`: the position at which `reserve` restored the state.
     `checkpoint_slot` is held besides the running slot: a published checkpoint lent to a reader, or a private slot into which
-    one is being received. `snapshot_slot`: one that a launched step writes.
+    one is being received. `snapshots`: by position, ascending, the slots that launched steps write on their way, and why.
     """
 
     chain: TokenChain
     blocks: list[BlockId] = field(default_factory=list)
     slot: SlotId | None = None
     checkpoint_slot: SlotId | None = None
-    snapshot_slot: SlotId | None = None
+    snapshots: dict[int, tuple[SlotId, CheckpointKind]] = field(default_factory=dict)
     written_tokens: int = 0
     position: int = 0
     resumed_tokens: int = 0
@@ -71,6 +71,12 @@ class Holding:
     hit_checkpoints: tuple[int, ...] = ()
     published_blocks: int = 0  # full blocks of this holding offered to the tree so far
     released: bool = False
+
+    @property
+    def slots(self) -> tuple[SlotId, ...]:
+        """All that it holds a reference on."""
+        one_each = (self.slot, self.checkpoint_slot, *(slot for slot, _ in self.snapshots.values()))
+        return tuple(s for s in one_each if s is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +175,15 @@ class Cache(Protocol):
         `tag` names a position of this chain with valid KV, and where nothing was to be received."""
         ...
 
-    def open_snapshot(self, holding: Holding, position: int, kind: CheckpointKind) -> SlotId | None:
-        """A private slot for the state at `position`, which the step launched next will pass and write there: a checkpoint
-        without ending a chunk. At most one at a time; best effort as `checkpoint`."""
+    def open_snapshots(self, holding: Holding, cuts: Mapping[int, CheckpointKind]) -> dict[int, SlotId]:
+        """Private slots for states at positions, ascending, which the step launched next comes by and writes there:
+        checkpoints without ending a chunk. Best effort, those worth most first: what is left out gets none. Raises ValueError
+        unless all lie ahead of the cursor and of what is open already."""
         ...
 
-    def close_snapshot(self, holding: Holding) -> bool:
-        """That step has landed, and the cursor has moved: publishes the state. False when the tree has one by now."""
+    def close_snapshots(self, holding: Holding, upto: int) -> int:
+        """The steps that came by positions up to `upto` have landed, and the cursor has moved there: publishes what they left
+        in slots that were opened for it. Returns how many states the tree did not have by now."""
         ...
 
     def withdraw(self, holding: Holding) -> None:

@@ -8,7 +8,7 @@ gave out, and that has passed the fence of every copy queued before. A loop that
 one empty step (`begin_step`, event, `end_step`), so that this memory is not withheld from `complete` until the next request.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from twinflow.cache.ahead import Ahead
 from twinflow.cache.arena import ArenaGeometry
@@ -209,13 +209,13 @@ class HybridCache:
         self._slots.unref(slot, self._tick, retire=False)
         return new
 
-    def open_snapshot(self, holding: Holding, position: int, kind: CheckpointKind) -> SlotId | None:
+    def open_snapshots(self, holding: Holding, cuts: Mapping[int, CheckpointKind]) -> dict[int, SlotId]:
         self._tick += 1
-        return self._ahead.open(self._require(holding), position, kind, self._tick)
+        return self._ahead.open(self._require(holding), cuts, self._tick)
 
-    def close_snapshot(self, holding: Holding) -> bool:
+    def close_snapshots(self, holding: Holding, upto: int) -> int:
         self._tick += 1
-        return self._ahead.close(self._require(holding), self._tick)
+        return self._ahead.close(self._require(holding), upto, self._tick)
 
     def withdraw(self, holding: Holding) -> None:
         self._require(holding, slot=None)
@@ -232,9 +232,8 @@ class HybridCache:
             self._policy.stored(stored, CheckpointKind.END, *before)
         for block in reversed(holding.blocks):
             self._blocks.unref(block, self._tick)
-        for slot in (holding.slot, holding.checkpoint_slot, holding.snapshot_slot):
-            if slot is not None:
-                self._slots.unref(slot, self._tick)
+        for slot in holding.slots:
+            self._slots.unref(slot, self._tick)
         holding.released = True
         del self._live[id(holding)]
 

@@ -22,8 +22,7 @@ def check(
     """Raises AssertionError naming the first thing that is wrong."""
     published = set(tree.blocks())
     _check_pool(blocks, Counter(b for h in holdings for b in h.blocks), published)
-    held_slots = (s for h in holdings for s in (h.slot, h.checkpoint_slot, h.snapshot_slot) if s is not None)
-    _check_pool(slots, Counter(held_slots), set(tree.tails.saved))
+    _check_pool(slots, Counter(s for h in holdings for s in h.slots), set(tree.tails.saved))
     for holding in holdings:
         _check_holding(holding, tree, blocks)
     _check_tree(tree, published)
@@ -65,7 +64,9 @@ def _check_holding(h: Holding, tree: PrefixTree, blocks: Pool[BlockId]) -> None:
     assert len(set(h.blocks)) == len(h.blocks), "a holding has a block twice"
     assert 0 <= h.position <= h.written_tokens <= len(h.blocks) * tree.block_tokens, f"cursor: {h}"
     assert h.written_tokens <= len(h.chain), "more KV than tokens"
-    assert h.slot is None or h.slot not in tree.tails.saved, f"slot {h.slot} is written by a holding and published"
+    for slot in (h.slot, *(slot for slot, _ in h.snapshots.values())):
+        assert slot is None or slot not in tree.tails.saved, f"slot {slot} is written by a holding and published"
+    assert list(h.snapshots) == sorted(h.snapshots), f"snapshots out of order: {h}"
     for k, block in enumerate(h.blocks):
         if blocks.published[block]:
             end = (k + 1) * tree.block_tokens

@@ -3,6 +3,8 @@
 For measuring what hits give (`engine.prefix_cache=false`). A request that yields its memory starts over from its tokens.
 """
 
+from collections.abc import Mapping
+
 from twinflow.cache.base import Holding, SlotId
 from twinflow.cache.hybrid import HybridCache
 from twinflow.contracts.checkpoints import CheckpointKind
@@ -22,9 +24,9 @@ class PrivateCache(HybridCache):
         self._require(holding)
         return None
 
-    def open_snapshot(self, holding: Holding, position: int, kind: CheckpointKind) -> SlotId | None:
+    def open_snapshots(self, holding: Holding, cuts: Mapping[int, CheckpointKind]) -> dict[int, SlotId]:
         self._require(holding)
-        return None
+        return {}
 
     def release(self, holding: Holding, *, donate: bool) -> None:
         super().release(holding, donate=False)

@@ -9,17 +9,14 @@ from dataclasses import dataclass
 from twinflow.cache.base import BlockId, Holding, SlotId
 from twinflow.cache.pool import Pool
 from twinflow.cache.tree import PrefixTree
-from twinflow.contracts.checkpoints import CheckpointKind
 
 
 @dataclass(slots=True)
 class Live:
-    """An unreleased holding. `saved_tokens`: where its path's deepest checkpoint is that it resumed from or has stored.
-    `snapshot`: position and kind of the one that a launched step writes."""
+    """An unreleased holding. `saved_tokens`: where its path's deepest checkpoint is that it resumed from or has stored."""
 
     holding: Holding
     saved_tokens: int = 0
-    snapshot: tuple[int, CheckpointKind] | None = None
 
 
 class Publisher:

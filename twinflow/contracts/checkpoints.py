@@ -1,4 +1,4 @@
-"""Where a request's states are worth saving: a pure plan, made once the hit is known, followed by the engine's chunks.
+"""Where a request's states are worth saving: a pure plan, made once the hit is known, followed by the engine's steps.
 
 The end of a request donates its slot and needs no plan; here is what is copied in passing:
 
@@ -42,7 +42,7 @@ def checkpoint_positions(
     interval_tokens: int,
     total_tokens: int = 0,
 ) -> dict[int, CheckpointKind]:
-    """Positions, ascending, at which to end a chunk and save the state, each with its reason. All of them are block
+    """Positions, ascending, at which to save the state, each with its reason. All of them are block
     boundaries in (`resumed_tokens`, `total_tokens`), the most that prompt and reply can have; from `prompt_tokens` on they
     are those at intervals alone. A reply that ends earlier never comes by the rest.
 

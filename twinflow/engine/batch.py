@@ -16,6 +16,7 @@ import torch
 from twinflow.cache.arena import ArenaGeometry
 from twinflow.cache.base import SlotId
 from twinflow.engine.sequence import Sequence
+from twinflow.kernels.base import STATE_CHUNK_TOKENS
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 
@@ -27,15 +28,15 @@ DTYPES: dict[type, tuple[Any, Any, Any]] = {
 
 class Part(NamedTuple):
     """`tokens` tokens of a sequence, fed from position `start` on. `drawn_ahead`: the one token is still being drawn by a
-    step in flight. `samples`: after it nothing known is left, so the next token is drawn. `snapshot`: leave the state after
-    so many of its tokens in this slot. (A named tuple: a step makes hundreds, at a third of a frozen dataclass's cost.)"""
+    step in flight. `samples`: after it nothing known is left, so the next token is drawn. `snapshots`: leave the states after
+    so many of its tokens in these slots. (A named tuple: a step makes hundreds, at a third of a frozen dataclass's cost.)"""
 
     sequence: Sequence
     start: int
     tokens: int
     drawn_ahead: bool
     samples: bool
-    snapshot: tuple[int, SlotId] | None = None
+    snapshots: tuple[tuple[int, SlotId], ...] = ()
 
     @classmethod
     def next_of(cls, sequence: Sequence, tokens: int) -> "Part":
@@ -115,8 +116,15 @@ class Shape:
         return self.tokens == self.sequences
 
     @property
+    def snapshots(self) -> int:
+        """Room for all that there can be, one for each whole chunk of the state kernels; in fours, so that how the fields behind
+        them are aligned, for which kernels are compiled anew, does not hang on the tokens."""
+        return -(-self.tokens // (4 * STATE_CHUNK_TOKENS)) * 4
+
+    @property
     def size_bytes(self) -> int:
-        return 8 * (4 * self.tokens + 5 * self.sequences) + 4 * (3 * self.sequences + 1) + self.sequences
+        t, b, n = self.tokens, self.sequences, self.snapshots
+        return 8 * (4 * t + 4 * b + n) + 4 * (3 * b + 2 + n) + b
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +132,9 @@ class Fields(Generic[A]):
     """The inputs of a step as views of one buffer: numpy on the host, torch on the device, the same places.
 
     Of T tokens: `ids`, `sources` (row whose drawn token it is, -1 = `ids` holds it), `positions`, `kv_slots`. Of B
-    sequences: `state_rows`, `rows` (of the block tables), `contexts`, `fresh`, `snapshot_rows` (-1 = none) and
-    `snapshot_after`; `starts` (B + 1,) are the prefix sums of their tokens. Of those that draw, in the first places of B:
-    `logit_rows` (the token behind which they draw), `draw_rows`.
+    sequences: `state_rows`, `rows` (of the block tables), `contexts`, `fresh`; `starts` (B + 1,) are the prefix sums of
+    their tokens. Of those that draw, in the first places of B: `logit_rows` (the token behind which they draw), `draw_rows`.
+    States to keep are `snapshot_rows` and `snapshot_after` from `snapshot_starts` (B + 1,) on, as in `kernels.base.Snapshots`.
     """
 
     ids: A
@@ -140,17 +148,18 @@ class Fields(Generic[A]):
     snapshot_rows: A
     starts: A
     contexts: A
+    snapshot_starts: A
     snapshot_after: A
     fresh: A
 
     @classmethod
     def of(cls, buffer: A, shape: Shape) -> "Fields[A]":
         """Views of a uint8 buffer of at least `shape.size_bytes`, 8-byte aligned."""
-        t, b = shape.tokens, shape.sequences
+        t, b, n = shape.tokens, shape.sequences, shape.snapshots
         int64, int32, flag = DTYPES[type(buffer)]
-        dtypes = [int64] * 9 + [int32] * 3 + [flag]
+        dtypes = [int64] * 9 + [int32] * 4 + [flag]
         at, views = 0, []
-        for count, dtype in zip([t] * 4 + [b] * 5 + [b + 1, b, b, b], dtypes, strict=True):
+        for count, dtype in zip([t] * 4 + [b] * 4 + [n, b + 1, b, b + 1, n, b], dtypes, strict=True):
             size = count * dtype.itemsize
             views.append(buffer[at : at + size].view(dtype))
             at += size
@@ -181,7 +190,7 @@ class Plan:
 
     @property
     def snapshots(self) -> bool:
-        return any(p.snapshot is not None for p in self.parts)
+        return any(p.snapshots for p in self.parts)
 
     @property
     def decode_only(self) -> bool:
@@ -217,8 +226,7 @@ def pack(plan: Plan, shape: Shape, into: Fields[np.ndarray], geometry: ArenaGeom
     into.sources[:] = -1
     into.ids[tokens:] = into.positions[tokens:] = 0
     into.kv_slots[tokens:] = -1
-    into.snapshot_rows[:] = -1
-    into.snapshot_after[:] = 0
+    into.snapshot_starts[:] = kept = 0
     singles = np.flatnonzero(lens == 1)
     if len(singles) == sequences:
         _pack_singles(parts, slice(0, tokens), into.rows[:sequences], into, tables)
@@ -226,9 +234,10 @@ def pack(plan: Plan, shape: Shape, into: Fields[np.ndarray], geometry: ArenaGeom
         _pack_singles([parts[i] for i in singles.tolist()], ends[singles] - 1, into.rows[singles], into, tables)
     for i in np.flatnonzero(lens > 1).tolist():
         _pack_chunk(parts[i], int(ends[i] - lens[i]), into)
-        if (snapshot := parts[i].snapshot) is not None:
-            into.snapshot_after[i] = snapshot[0]
-            into.snapshot_rows[i] = geometry.slot_row(snapshot[1])
+        for after, slot in parts[i].snapshots:
+            into.snapshot_after[kept], into.snapshot_rows[kept] = after, geometry.slot_row(slot)
+            kept += 1
+        into.snapshot_starts[i + 1 :] = kept
 
 
 def _pack_singles(

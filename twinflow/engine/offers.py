@@ -53,15 +53,15 @@ class Offers:
         return Prefilled(sequence.id, first, blocks, sums, holding.slot, slot_sum, tag, sequence.stats, checkpoint)
 
     def _keep_wanted(self, sequence: Sequence) -> None:
-        """The state that the reader wants besides: a cut is planned for it, so that the cache keeps a copy in passing; it
-        is lent as soon as it is there. Best effort: without a copy the reader gets none."""
+        """The state that the reader wants besides: a cut is planned for it, unless a step is past it already, so that the
+        cache keeps a copy in passing; it is lent as soon as it is there. Best effort: without a copy the reader gets none."""
         held, at = sequence.holding, sequence.want_checkpoint_at
         assert held is not None
         if not at or held.checkpoint_slot is not None:
             return
         if held.position >= at:
             self.cache.lend_checkpoint(held, at)
-        elif at not in sequence.cuts:
+        elif sequence.fed_tokens < at and at not in sequence.cuts:
             sequence.plan_cut(at, CheckpointKind.JUNCTION)
 
     def _slot_sum(self, slot: int) -> int:

@@ -110,7 +110,7 @@ class Runner:
     def launch(self, parts: Seq[Part]) -> Flight:
         """Queues a step, without its draws where one of them needs a mask. On an exception the step is over and none of its
         tokens counts as fed."""
-        plan = Plan.of([p if p.tokens == 1 else self._with_snapshot(p) for p in parts])
+        plan = Plan.of([p if p.tokens == 1 else self._with_snapshots(p) for p in parts])
         step = self.cache.begin_step()
         try:
             fields, logits = self._queue(plan)
@@ -162,14 +162,14 @@ class Runner:
         self._wait()
         self.cache.end_step(step)
 
-    def _with_snapshot(self, part: Part) -> Part:
-        """A state that is to be kept from amid the chunk gets its slot now; where there is none, it is not kept."""
-        sequence, cut = part.sequence, part.sequence.cut
-        if cut is None or not part.start < cut < part.start + part.tokens:
+    def _with_snapshots(self, part: Part) -> Part:
+        """States that the chunk comes by and that are to be kept get their slots now; one without a slot is not kept."""
+        cuts = part.sequence.pass_cuts(part.start, part.start + part.tokens)
+        if not cuts:
             return part
-        assert sequence.holding is not None
-        slot = self.cache.open_snapshot(sequence.holding, cut, sequence.pass_cut())
-        return part if slot is None else part._replace(snapshot=(cut - part.start, slot))
+        assert part.sequence.holding is not None
+        slots = self.cache.open_snapshots(part.sequence.holding, cuts)
+        return part._replace(snapshots=tuple((at - part.start, slot) for at, slot in slots.items()))
 
     def _advance(self, plan: Plan) -> None:
         """Moves the cursors over what a landed step has fed, does what is due there, and counts the tokens."""
@@ -190,8 +190,8 @@ class Runner:
             else:
                 self.cache.advance(holding, part.tokens)
                 self.cache.commit(holding)
-                if part.snapshot is not None:
-                    self.cache.close_snapshot(holding)
+                if part.snapshots:
+                    self.cache.close_snapshots(holding, part.start + part.tokens)
             if part.start + part.tokens == sequence.cut:
                 at_cuts.append(sequence)
         self.cache.advance_each(singles)
@@ -257,7 +257,9 @@ class Runner:
             fresh=fields.fresh,
             logit_rows=fields.logit_rows[:draws],
             host_contexts=contexts,
-            snapshots=Snapshots(fields.snapshot_rows, fields.snapshot_after) if snapshots else None,
+            snapshots=(
+                Snapshots(fields.snapshot_starts, fields.snapshot_after, fields.snapshot_rows) if snapshots else None
+            ),
             shared=shared,
         )
         return self.model.forward(batch, self.arena, out)

@@ -126,18 +126,6 @@ class Sequence:
                 return 0
         return self.chain.length + self.flying_draws - fed
 
-    @property
-    def chunk_end(self) -> int | None:
-        """The position that the next chunk must not cross: the next cut, or the one after it where the next one can be kept
-        in passing. Kernels leave a state behind at whole chunks of theirs, one in a step, and one slot is waited for at a
-        time."""
-        assert self.holding is not None
-        cuts = iter(self.cuts)
-        first, second = next(cuts, None), next(cuts, None)
-        if first is None or self.holding.snapshot_slot is not None or (first - self.fed_tokens) % STATE_CHUNK_TOKENS:
-            return first
-        return second
-
     def plan_cuts(self, interval_tokens: int) -> None:
         """Once its states can be computed here, from the holding's position on: where they are worth keeping."""
         held = self.holding
@@ -159,6 +147,13 @@ class Sequence:
         kind = self.cuts.pop(self.cut)
         self.cut = next(iter(self.cuts), None)
         return kind
+
+    def pass_cuts(self, start: int, end: int) -> dict[int, CheckpointKind]:
+        """Those that a chunk from `start` to `end` comes by and can leave a state behind at are dealt with by it."""
+        passed = {}
+        while self.cut is not None and self.cut <= end and not (at := self.cut - start) % STATE_CHUNK_TOKENS:
+            passed[start + at] = self.pass_cut()
+        return passed
 
     def take(self, token_id: int) -> FinishReason | None:
         """The token that was drawn after all known ones: from here on it is known. Says whether it is the last one."""

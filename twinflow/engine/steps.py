@@ -95,7 +95,7 @@ class Steps:
         ready = [(s, tokens) for s in self.running.values() if (tokens := s.feedable_tokens)]
         if len(ready) <= self._config.step_tokens and all(tokens == 1 for _, tokens in ready):
             return [Part.last_of(s) for s, _ in ready]  # as `plan_step` would have it, without a view of each
-        views = [SequenceView(s.id, s.fed_tokens, s.known_tokens, s.chunk_end) for s, _ in ready]
+        views = [SequenceView(s.id, s.fed_tokens, s.known_tokens, s.cuts) for s, _ in ready]
         plan = plan_step(views, self._config.step_tokens, self._config.chunk_tokens)
         return [Part.next_of(self.running[c.id], c.tokens) for c in plan]
 

@@ -20,12 +20,17 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """States to keep from amid the tokens of a batch of B sequences: rows (B,) int64, the pool row that gets the state, -1 =
-    none; after (B,) int32, tokens of the sequence in this batch after which it is taken, a multiple of
-    `STATE_CHUNK_TOKENS` below their number."""
+    """States to keep besides the last ones of a batch of B sequences, in one list in the order of the sequences: those of
+    sequence s are entries `starts[s]` to `starts[s + 1] - 1`; entries behind the last sequence's are never read.
 
-    rows: torch.Tensor
+    starts (B+1,) int32; after (N,) int32, the tokens of the sequence in this batch after which the state is taken:
+    ascending multiples of `STATE_CHUNK_TOKENS`, at most their number; rows (N,) int64, the pool rows that get them, of
+    nobody else in the batch. Sequences with one token have none.
+    """
+
+    starts: torch.Tensor
     after: torch.Tensor
+    rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """States kept from amid a batch's tokens (`base.Snapshots`), for the plain torch kernels."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 
@@ -9,10 +10,13 @@ from twinflow.kernels.varlen import Span
 
 
 def pieces(span: Span, state_rows: torch.Tensor, snapshots: Snapshots | None) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The runs of a sequence's tokens after which its state is stored, each with the row (1,) of the pool that gets it: one
-    that ends at the snapshot, where there is one, and the rest. Synchronises with the host."""
-    start, own = span.start, slice(span.seq, span.seq + 1)
-    if snapshots is not None and int(snapshots.rows[span.seq]) >= 0:
-        start += int(snapshots.after[span.seq])
-        yield slice(span.start, start), snapshots.rows[own]
-    yield slice(start, span.end), state_rows[own]
+    """The runs of a sequence's tokens after which its state is stored, each with the rows (1 or 2,) of the pool that get it:
+    one ends at each snapshot, the last one at the end. Synchronises with the host."""
+    ends, rows = [span.end], state_rows[span.seq : span.seq + 1]
+    if snapshots is not None:
+        kept = slice(int(snapshots.starts[span.seq]), int(snapshots.starts[span.seq + 1]))
+        ends = [*(snapshots.after[kept] + span.start).tolist(), span.end]
+        rows = torch.cat([snapshots.rows[kept], rows])
+    for i, (start, end) in enumerate(pairwise([span.start, *ends])):
+        if start < end:  # of one kept at the end itself the row comes with the last run
+            yield slice(start, end), rows[i : i + ends.count(end)]

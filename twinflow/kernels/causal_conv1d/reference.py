@@ -38,11 +38,12 @@ def causal_conv1d(
         after = window[:, 1:]
     else:
         y, line = _packed(x.float(), taps, before, cu_seqlens, seq_lens)
-        after = _reach(line, before.shape[1], cu_seqlens, cu_seqlens.diff())
+        sequences = torch.arange(len(seq_lens), device=x.device)
+        after = _reach(line, before.shape[1], sequences, cu_seqlens[1:])
         if snapshots is not None:
-            store_rows(
-                state, snapshots.rows, _reach(line, before.shape[1], cu_seqlens, snapshots.after).transpose(1, 2)
-            )
+            kept = torch.repeat_interleave(sequences, snapshots.starts.diff().long())
+            ends = cu_seqlens[kept] + snapshots.after[: len(kept)]
+            store_rows(state, snapshots.rows[: len(kept)], _reach(line, before.shape[1], kept, ends).transpose(1, 2))
     store_rows(state, state_rows, after.transpose(1, 2))
     if bias is not None:
         y = y + bias.float()
@@ -68,9 +69,9 @@ def _packed(
     return y, line[0]
 
 
-def _reach(line: torch.Tensor, reach: int, cu_seqlens: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """The W-1 inputs before token `after` (B,) of each sequence: (B, W-1, C)."""
-    at = cu_seqlens[:-1] + after + torch.arange(len(after), device=line.device) * reach
+def _reach(line: torch.Tensor, reach: int, sequences: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The W-1 inputs before token `ends` (n,) of the batch in `sequences` (n,): (n, W-1, C)."""
+    at = ends + sequences * reach
     return line[at[:, None] + torch.arange(reach, device=line.device)]
 
 

@@ -52,8 +52,9 @@ def causal_conv1d(
         state_rows,
         fresh,
         cu_seqlens,
-        snapshots.rows if snapshots is not None else state_rows,
+        snapshots.starts if snapshots is not None else cu_seqlens,
         snapshots.after if snapshots is not None else cu_seqlens,
+        snapshots.rows if snapshots is not None else state_rows,
         out,
         x.stride(0),
         state.stride(0),
@@ -80,8 +81,9 @@ def _convolve(
     state_rows,
     fresh,
     cu_seqlens,
-    snapshot_rows,
+    snapshot_starts,
     snapshot_after,
+    snapshot_rows,
     out,
     x_stride,
     state_stride,
@@ -151,13 +153,12 @@ def _convolve(
         far, middle, near = y1, y2, y3
     if at_first:
         if SNAPSHOTS:
-            kept = tl.load(snapshot_rows + seq)
-            if kept >= 0:
-                after = tl.load(snapshot_after + seq)
-                goal = state + kept * state_stride + c * (TAPS - 1)
-                _store_state(goal, x, slots, c, start, start + after, live, known, x_stride, TAPS - 1)
+            for i in range(tl.load(snapshot_starts + seq), tl.load(snapshot_starts + seq + 1)):
+                goal = state + tl.load(snapshot_rows + i) * state_stride + c * (TAPS - 1)
+                upto = start + tl.load(snapshot_after + i)
+                _store_state(goal, x, slots, c, start, upto, live, known, x_stride, TAPS - 1, IN_PLACE=False)
         if row >= 0:
-            _store_state(slots, x, slots, c, start, end, live, known, x_stride, TAPS - 1)
+            _store_state(slots, x, slots, c, start, end, live, known, x_stride, TAPS - 1, IN_PLACE=True)
 
 
 @triton.jit
@@ -186,15 +187,15 @@ def _tap(weight, c, live, BACK: tl.constexpr, TAPS: tl.constexpr):
 
 
 @triton.jit
-def _store_state(goal, x, slots, c, start, upto, live, known, x_stride, REACH: tl.constexpr):
+def _store_state(goal, x, slots, c, start, upto, live, known, x_stride, REACH: tl.constexpr, IN_PLACE: tl.constexpr):
     """The last REACH inputs before token `upto` of a sequence to `goal`: from x, and from its old state where `upto` is nearer
-    to the start than that. `goal` may be that state."""
+    to the start than that. IN_PLACE: `goal` is that state."""
     for j in tl.static_range(REACH):
         source = upto - REACH + j
         # Slot j takes what slot j + n held before (n new tokens); ascending j reads it before it is replaced.
         old = tl.load(slots + j + (upto - start), mask=live & known & (source < start), other=0.0)
         new = tl.load(x + source.to(tl.int64) * x_stride + c, mask=live & (source >= start), other=0.0)
         value = tl.where(source < start, old, new.to(goal.dtype.element_ty))
-        # All threads have read the slot, here and for the convolution, before one writes it.
-        tl.debug_barrier()
+        if IN_PLACE:  # all threads have read the slot, here and for the convolution, before one writes it
+            tl.debug_barrier()
         tl.store(goal + j, value, mask=live)

@@ -66,8 +66,8 @@ def scan_chunks(
 
     q, k (T, G, K), head h reads h // (H / G), v (T, H, V), any token stride; skip (H,) or None; out (T, H, V) contiguous,
     written; state (R, H, V, K), read and updated by row, -1 = start from zeros and store nothing; fresh (B,) bool;
-    snapshots: more rows to write, each after a multiple of CHUNK_TOKENS. value_tile, warps, stages: tuning; by the
-    heads in flight and the GPU's shared memory when None.
+    snapshots: more rows to write. value_tile, warps, stages: tuning; by the heads in flight and the GPU's shared memory
+    when None.
     """
     _, heads, v_dim, k_dim = state.shape
     k_width = power_of_2(k_dim)
@@ -90,8 +90,9 @@ def scan_chunks(
         state_rows,
         fresh,
         cu_seqlens,
-        snapshots.rows if snapshots is not None else state_rows,
+        snapshots.starts if snapshots is not None else cu_seqlens,
         snapshots.after if snapshots is not None else cu_seqlens,
+        snapshots.rows if snapshots is not None else state_rows,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -141,8 +142,9 @@ def _scan(
     state_rows,
     fresh,
     cu_seqlens,
-    snapshot_rows,
+    snapshot_starts,
     snapshot_after,
+    snapshot_rows,
     q_stride,
     k_stride,
     v_stride,
@@ -194,17 +196,19 @@ def _scan(
     if SOLVED:
         near = tl.load(factors + 2 * SIZE + token)
     decay = tl.load(decays)
-    # Bounds of a part come from its number alone: Triton 3.6 was seen to take one carried around the loop for invariant.
-    parts, tokens = 1, end - start
+    # A part ends where a state is kept, the last one at the end. Its bounds come from its number alone: Triton 3.6 was seen
+    # to take one carried around the loop for invariant.
+    kept, tokens = 0, end - start
     if SNAPSHOTS:
-        kept, after = tl.load(snapshot_rows + seq), tl.load(snapshot_after + seq)
-        parts = tl.where(kept >= 0, 2, 1)
-    for part in range(parts):
+        first_kept = tl.load(snapshot_starts + seq)
+        kept = tl.load(snapshot_starts + seq + 1) - first_kept
+    for part in range(kept + 1):
         begin, until, goal = 0, tokens, row
         if SNAPSHOTS:
-            begin = tl.where(part > 0, after, 0)
-            until = tl.where(part + 1 < parts, after, tokens)
-            goal = tl.where(part + 1 < parts, kept, row)
+            entry = first_kept + part
+            begin = tl.load(snapshot_after + entry - 1, mask=part > 0, other=0)
+            until = tl.load(snapshot_after + entry, mask=part < kept, other=tokens)
+            goal = tl.load(snapshot_rows + entry, mask=part < kept, other=row)
         for done in range(begin, until, SIZE):
             left = tokens - done
             live, more = (token < left)[:, None], left > SIZE

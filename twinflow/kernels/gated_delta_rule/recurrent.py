@@ -46,8 +46,9 @@ def run_tokens(
         state_rows,
         fresh,
         cu_seqlens,
-        snapshots.rows if snapshots is not None else state_rows,
+        snapshots.starts if snapshots is not None else cu_seqlens,
         snapshots.after if snapshots is not None else cu_seqlens,
+        snapshots.rows if snapshots is not None else state_rows,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -82,8 +83,9 @@ def _run_tokens(
     state_rows,
     fresh,
     cu_seqlens,
-    snapshot_rows,
+    snapshot_starts,
     snapshot_after,
+    snapshot_rows,
     q_stride,
     k_stride,
     v_stride,
@@ -120,17 +122,19 @@ def _run_tokens(
     bias = tl.load(dt_bias + head).to(tl.float32)
     group = head // GROUP
     token = start.to(tl.int64)
-    # Bounds of a part come from its number alone: Triton 3.6 was seen to take one carried around the loop for invariant.
-    parts, tokens = 1, end - start
+    # A part ends where a state is kept, the last one at the end. Its bounds come from its number alone: Triton 3.6 was seen
+    # to take one carried around the loop for invariant.
+    kept, tokens = 0, end - start
     if SNAPSHOTS:
-        kept, after = tl.load(snapshot_rows + seq), tl.load(snapshot_after + seq)
-        parts = tl.where(kept >= 0, 2, 1)
-    for part in range(parts):
+        first_kept = tl.load(snapshot_starts + seq)
+        kept = tl.load(snapshot_starts + seq + 1) - first_kept
+    for part in range(kept + 1):
         begin, until, goal = 0, tokens, row
         if SNAPSHOTS:
-            begin = tl.where(part > 0, after, 0)
-            until = tl.where(part + 1 < parts, after, tokens)
-            goal = tl.where(part + 1 < parts, kept, row)
+            entry = first_kept + part
+            begin = tl.load(snapshot_after + entry - 1, mask=part > 0, other=0)
+            until = tl.load(snapshot_after + entry, mask=part < kept, other=tokens)
+            goal = tl.load(snapshot_rows + entry, mask=part < kept, other=row)
         for _ in range(begin, until):
             key = tl.load(k + token * k_stride + group * K + kc, mask=in_k, other=0.0).to(tl.float32)
             query = tl.load(q + token * q_stride + group * K + kc, mask=in_k, other=0.0).to(tl.float32)

@@ -129,9 +129,9 @@ def gated_delta_rule(
     for span in split.longer:
         one = slice(span.seq, span.seq + 1)
         s = load_rows(state, state_rows[one], fresh[one])[0]
-        for t, row in pieces(span, state_rows, snapshots):
+        for t, rows in pieces(span, state_rows, snapshots):
             out[t], s = _chunked(q[t], k[t], values[t], g[t], beta[t], s)
-            store_rows(state, row, s[None])
+            store_rows(state, rows, s.expand(len(rows), *s.shape))
     return out.to(v.dtype)
 
 
