@@ -16,6 +16,7 @@ from benchmarks.kernels.attention import attention_decode, attention_prefill, at
 from benchmarks.kernels.convolution import convolution
 from benchmarks.kernels.delta import delta_decode, delta_prefill
 from benchmarks.kernels.elementwise import elementwise
+from benchmarks.kernels.kept import kept_states
 from benchmarks.kernels.linear import linear_decode
 from benchmarks.kernels.mamba import mamba
 from benchmarks.kernels.sampling import sampling
@@ -24,6 +25,7 @@ from benchmarks.kernels.timing import Bench
 PARTS = (
     delta_decode,
     delta_prefill,
+    kept_states,
     attention_prefill,
     attention_decode,
     attention_shared,
