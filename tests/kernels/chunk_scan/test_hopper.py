@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kernels import gluon_emulator
-from tests.kernels.varlen import cu, fused, nan_pool, relative_error, rows
+from tests.kernels.varlen import cu, fused, nan_pool, relative_error
 from twinflow.kernels.base import Snapshots
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -32,11 +32,11 @@ def both(
     device: str,
     lens: tuple[int, ...],
     dtype: torch.dtype = torch.float16,
-    after: tuple[int, ...] | None = None,
+    kept: tuple[tuple[int, ...], ...] = (),
     **tuning: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Outputs and pools, the one in Gluon first. Sequence s has row 2 s, the last one none; the odd ones resume; its snapshot
-    goes to row 2 s + 1 where `after` is not 0."""
+    """Outputs and pools, the one in Gluon first. Sequence s has row 2 s, the last one none; the odd ones resume. States are
+    `kept` after so many tokens of each, in rows from 2 n on."""
     torch.manual_seed(0)
     total, n = sum(lens), len(lens)
     drawn = [torch.randn(total + 3, *s).to(dtype).to(device) for s in ((HK, K), (HK, K), (HV, V), (HV,), (HV,))]
@@ -46,13 +46,16 @@ def both(
     constants = [torch.rand(HV).mul(15).add(1).log().to(device), torch.empty(HV).uniform_(-4, 1).to(device)]
     at = torch.tensor([2 * s for s in range(n - 1)] + ([-1] if n > 1 else [0])).to(device)
     fresh = (torch.arange(n) % 2 == 0).to(device)
+    cuts = [cut for one in kept for cut in one]
     snapshots = None
-    if after is not None:
-        kept = rows(*(2 * s + 1 if cut else -1 for s, cut in enumerate(after))).to(device)
-        snapshots = Snapshots(kept, torch.tensor(after, dtype=torch.int32, device=device))
+    if kept:
+        after = torch.tensor(cuts, dtype=torch.int32, device=device)
+        snapshots = Snapshots(
+            cu([len(one) for one in kept]).to(device), after, 2 * n + torch.arange(len(cuts)).to(device)
+        )
     starts = cu(lens).to(device)
     chunks = prepare_chunks(q, k, a, b, *constants, starts, n, 1e-6)
-    pool = nan_pool(2 * n, HV, V, K).to(device)
+    pool = nan_pool(2 * n + len(cuts), HV, V, K).to(device)
     for s in range(1, n, 2):
         pool[2 * s] = torch.randn(HV, V, K)
     results = []
@@ -99,8 +102,10 @@ def test_bfloat16(device: str, scan: ModuleType) -> None:
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_snapshots(parts: int, device: str, scan: ModuleType) -> None:
-    got = both(scan, device, (1, 66, 330, 130, 40), after=(0, 64, 192, 128, 0), parts=parts)
-    assert got[2][[3, 5, 7]].isfinite().all()
+    got = both(
+        scan, device, (1, 66, 330, 130, 64, 40), kept=((), (64,), (64, 192, 320), (128,), (64,), ()), parts=parts
+    )
+    assert got[2][12:].isfinite().all()
     check(got, 1e-3)
 
 

@@ -81,8 +81,9 @@ def scan_corrected_chunks(
         state_rows,
         fresh,
         cu_seqlens,
-        snapshots.rows if snapshots is not None else state_rows,
+        snapshots.starts if snapshots is not None else cu_seqlens,
         snapshots.after if snapshots is not None else cu_seqlens,
+        snapshots.rows if snapshots is not None else state_rows,
         int(snapshots is not None),
         state.stride(0),
         HEADS=heads,
@@ -123,8 +124,9 @@ def scan(
     state_rows,
     fresh,
     cu_seqlens,
-    snapshot_rows,
+    snapshot_starts,
     snapshot_after,
+    snapshot_rows,
     snapshots,
     state_stride,
     HEADS: gl.constexpr,
@@ -159,7 +161,19 @@ def scan(
     block = start // SIZE + seq
     column = head * V + gl.program_id(0) * (PARTS * TILE)
     rings = (q_ring, k_ring, v_ring, t_ring, m_ring, f_ring, filled, emptied)
-    results = (staging, decays, out, state, state_rows, fresh, snapshot_rows, snapshot_after, snapshots, state_stride)
+    results = (
+        staging,
+        decays,
+        out,
+        state,
+        state_rows,
+        fresh,
+        snapshot_starts,
+        snapshot_after,
+        snapshot_rows,
+        snapshots,
+        state_stride,
+    )
     place = (seq, start, tokens, block, head, column)
     if PARTS == 1:
         gl.warp_specialize(
@@ -241,7 +255,19 @@ def _compute(
     AHEAD: gl.constexpr,
 ):
     q_ring, k_ring, v_ring, t_ring, m_ring, f_ring, filled, emptied = rings
-    staging, decays, out, state, state_rows, fresh, snapshot_rows, snapshot_after, snapshots, state_stride = results
+    (
+        staging,
+        decays,
+        out,
+        state,
+        state_rows,
+        fresh,
+        snapshot_starts,
+        snapshot_after,
+        snapshot_rows,
+        snapshots,
+        state_stride,
+    ) = results
     seq, start, tokens, block, head, column = place
     dtype: gl.constexpr = k_ring.dtype
     by_token: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIZE, 16])
@@ -267,12 +293,17 @@ def _compute(
     o = zeros.to(dtype)
     mbarrier.wait(filled.index(0), 0)
     _zero_past_end(k_ring.index(0), v_ring.index(PART), tokens, SIZE, K, TILE)
-    kept, after = gl.load(snapshot_rows + seq), gl.load(snapshot_after + seq)
-    parts = gl.where((snapshots > 0) & (kept >= 0), 2, 1)
-    for part in range(parts):
-        begin = gl.where(part > 0, after, 0)
-        until = gl.where(part + 1 < parts, after, tokens)
-        goal = gl.where(part + 1 < parts, kept, row)
+    first_kept, kept = 0, 0
+    if snapshots > 0:
+        first_kept = gl.load(snapshot_starts + seq)
+        kept = gl.load(snapshot_starts + seq + 1) - first_kept
+    for part in range(kept + 1):
+        begin, until, goal = 0, tokens, row
+        if part > 0:
+            begin = gl.load(snapshot_after + (first_kept + part - 1))
+        if part < kept:
+            until = gl.load(snapshot_after + first_kept + part)
+            goal = gl.load(snapshot_rows + first_kept + part)
         for done in range(begin, until, SIZE):
             decays += HEADS
             next_decay = gl.load(decays, mask=tokens - done > SIZE, other=0.0)
