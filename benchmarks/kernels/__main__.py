@@ -17,7 +17,7 @@ from benchmarks.kernels.convolution import convolution
 from benchmarks.kernels.delta import delta_decode, delta_prefill
 from benchmarks.kernels.elementwise import elementwise
 from benchmarks.kernels.kept import kept_states
-from benchmarks.kernels.linear import linear_decode
+from benchmarks.kernels.linear import linear_decode, linear_gated
 from benchmarks.kernels.mamba import mamba
 from benchmarks.kernels.sampling import sampling
 from benchmarks.kernels.timing import Bench
@@ -32,6 +32,7 @@ PARTS = (
     convolution,
     elementwise,
     linear_decode,
+    linear_gated,
     mamba,
     sampling,
 )

@@ -1,5 +1,5 @@
 # ruff: noqa: B023 (each closure runs before the loop goes on)
-"""Projections of few tokens, beside the library's products, and all of one decode step together."""
+"""Projections of few tokens, beside the library's products, and all of one decode step together. Gate and up of many."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from benchmarks.kernels.shapes import DIM, FFN, HEADS, HIDDEN, HK, HV, KV_HEADS, K, bf16
 from benchmarks.kernels.timing import Bench
+from twinflow.kernels.gating.triton import swiglu
+from twinflow.kernels.linear.hopper import MIN_TOKENS, can_run, project_gated
 from twinflow.kernels.linear.triton import linear, linear_residual, linear_swiglu
 
 VOCAB = 151_936
@@ -22,6 +24,8 @@ SHAPES = {  # (out, in)
 }
 REST = ("out", "gate, up", "down")
 STEP = 8 * (3 * ("qkvzba", *REST) + ("qkv", *REST)) + ("head",)  # 24 Gated DeltaNet and 8 attention layers
+
+MANY = (512, 1024, 2048, 4096, 16384)
 
 
 def onto(x: torch.Tensor, weight: torch.Tensor) -> object:
@@ -48,3 +52,14 @@ def linear_decode(bench: Bench) -> None:
 
         for who, how in (("projections", lambda name: OWN.get(name, linear)), ("library", lambda name: F.linear)):
             bench.add(f"{who} of a step", f"T={tokens}", lambda: run(how), 2 * parameters, 2 * tokens * parameters)
+
+
+def linear_gated(bench: Bench) -> None:
+    weight = bf16(2 * FFN, HIDDEN)
+    for tokens in MANY:
+        x, shape = bf16(tokens, HIDDEN), f"T={tokens}"
+        work = weight.nbytes + x.nbytes + 2 * tokens * FFN, 2 * tokens * weight.numel()
+        bench.add("gated projection", shape, lambda: linear_swiglu(x, weight), *work)
+        bench.add("library gate, up and SwiGLU", shape, lambda: swiglu(F.linear(x, weight)), *work)
+        if bench.sweep and tokens < MIN_TOKENS and can_run(x, weight):
+            bench.add("gated projection in one kernel", shape, lambda: project_gated(x, weight), *work)

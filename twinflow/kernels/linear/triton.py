@@ -1,7 +1,8 @@
 """Projections on a GPU. Semantics: `reference.py`.
 
 One token of half precision: products on the vector units. A few: on the matrix units, weights on their long side and tokens
-on the short one, so that 8 tokens waste nothing. Both are bound by the read of the weights. More tokens: the library's.
+on the short one, so that 8 tokens waste nothing. Both are bound by the read of the weights. More tokens: the library's, or
+for gate and up of many `hopper.py`'s where that can run.
 fp32: one way whatever the number of tokens, so that a token's result does not depend on who else is in the batch.
 """
 
@@ -12,6 +13,7 @@ import triton.language as tl
 
 from twinflow.kernels.dependent_launch import dependent_launch, let_next_start, wait_for_previous
 from twinflow.kernels.gating.triton import swiglu
+from twinflow.kernels.linear import hopper
 from twinflow.kernels.linear.tiles import Tile, choose_tile
 from twinflow.kernels.triton_tools import EXACT, FAST, multiprocessors, shared_bytes, sigmoid
 
@@ -52,9 +54,11 @@ def linear_swiglu(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     if _one_token(x):
         return _vector(x, gate_up, rows, x.dtype, gated=True)
     tile = _tile(x, gate_up, gated=True)
-    if tile is None:
-        return swiglu(F.linear(x, gate_up))
-    return _matrix(x, gate_up, rows, x.dtype, tile, gated=True)
+    if tile is not None:
+        return _matrix(x, gate_up, rows, x.dtype, tile, gated=True)
+    if hopper.faster(x, gate_up):
+        return hopper.project_gated(x, gate_up)
+    return swiglu(F.linear(x, gate_up))
 
 
 def _one_token(x: torch.Tensor) -> bool:
