@@ -2,7 +2,8 @@
 
 A program owns one value head of one sequence: its state, most of what moves, is read and written once, and its channels of
 the convolution are its own. Those of its key head it shares with the other value heads that read it: all convolve them, and
-whoever comes last, by a ticket drawn after reading, shifts what is stored of them.
+the last one, which starts after the others, shifts what is stored of them once they have said that they have read it. It asks
+while it still has work to do, and then need not wait.
 """
 
 from functools import lru_cache
@@ -58,7 +59,7 @@ def gated_delta_decode(
         norm,
         state_rows,
         fresh,
-        _tickets(mixed.device, power_of_2(sequences * key_heads, 1 << 12)),
+        _readers(mixed.device, power_of_2(sequences * key_heads, 1 << 12)),
         out,
         mixed.stride(0),
         z.stride(0),
@@ -85,7 +86,7 @@ def gated_delta_decode(
 
 
 @lru_cache
-def _tickets(device: torch.device, count: int) -> torch.Tensor:
+def _readers(device: torch.device, count: int) -> torch.Tensor:
     """Zeros, one per sequence and key head; the kernel leaves zeros behind."""
     return torch.zeros(count, dtype=torch.int32, device=device)
 
@@ -104,7 +105,7 @@ def _decode(
     norm,
     state_rows,
     fresh,
-    tickets,
+    readers,
     out,
     mixed_stride,
     z_stride,
@@ -153,6 +154,9 @@ def _decode(
     query_newest = tl.load(token + queries, mask=in_k, other=0.0)
     key_newest = tl.load(token + keys, mask=in_k, other=0.0)
     value_newest = tl.load(token + values, mask=in_v, other=0.0)
+    query_shifted = _shifted(slots, token, group * K, known, K, TAPS)
+    key_shifted = _shifted(slots, token, (HEADS // GROUP + group) * K, known, K, TAPS)
+    value_shifted = _shifted(slots, token, 2 * (HEADS // GROUP) * K + head * V, known, V, TAPS)
     gate = tl.load(z + seq * z_stride + head * V + vc, mask=in_v, other=0.0).to(tl.float32)
     step = tl.load(a + seq * a_stride + head).to(tl.float32) + bias
     beta = sigmoid(tl.load(b + seq * b_stride + head).to(tl.float32))
@@ -162,14 +166,11 @@ def _decode(
     # While the state is on its way. The barrier keeps the writes of one thread, here or in another program, behind the reads
     # of all others.
     tl.debug_barrier()
-    _shift(value_before, value_newest, slots, values, in_v, stored, TAPS)
-    last = True
+    _shift(value_shifted, slots, 2 * (HEADS // GROUP) * K + head * V, stored, V, TAPS)
+    last = head % GROUP == GROUP - 1
+    have_read = readers + seq * (HEADS // GROUP) + group
     if GROUP > 1:
-        ticket = tickets + seq * (HEADS // GROUP) + group
-        last = tl.atomic_add(ticket, 1, sem="acq_rel") == GROUP - 1
-        tl.store(ticket, 0, mask=last)
-    _shift(query_before, query_newest, slots, queries, in_k, stored & last, TAPS)
-    _shift(key_before, key_newest, slots, keys, in_k, stored & last, TAPS)
+        tl.atomic_add(have_read, 1, sem="release", mask=head % GROUP != GROUP - 1)
     query *= tl.rsqrt(tl.sum(query * query, 0) + l2norm_eps) * SCALE
     key *= tl.rsqrt(tl.sum(key * key, 0) + l2norm_eps)
     decay = tl.exp(rate * softplus(step))
@@ -177,10 +178,23 @@ def _decode(
     # Both products are taken of the state as it was, so that neither waits for the update.
     delta = (value - decay * tl.sum(s * key[None, :], 1)) * beta
     y = decay * tl.sum(s * query[None, :], 1) + delta * tl.sum(query * key, 0)
+    read = GROUP - 1
+    if GROUP > 1:
+        read = tl.load(have_read, volatile=True)
     s = decay * s + delta[:, None] * key[None, :]
     tl.store(place, s.to(state.dtype.element_ty), mask=inside & stored)
     y *= tl.rsqrt(tl.sum(y * y, 0) / V + norm_eps) * scale * gate * sigmoid(gate)
     tl.store(out + (seq * HEADS + head) * V + vc, y.to(out.dtype.element_ty), mask=in_v)
+    if GROUP > 1:  # noqa: SIM102 (decided when it is compiled)
+        if last:
+            # Threads may see different counts: each asks for itself, and none resets the count before all have seen it.
+            while read < GROUP - 1:
+                read = tl.load(have_read, volatile=True)
+    tl.debug_barrier()
+    _shift(query_shifted, slots, group * K, stored & last, K, TAPS)
+    _shift(key_shifted, slots, (HEADS // GROUP + group) * K, stored & last, K, TAPS)
+    if GROUP > 1:
+        tl.store(have_read, 0, mask=last)
 
 
 @triton.jit
@@ -202,9 +216,17 @@ def _convolved(before, newest, conv, channel, live, TAPS: tl.constexpr):
 
 
 @triton.jit
-def _shift(before, newest, slots, channel, live, stored, TAPS: tl.constexpr):
-    """Stores the inputs again without the oldest, then the newest."""
-    slot = tl.arange(0, triton.next_power_of_2(TAPS - 1))[None, :]
-    mask = live[:, None] & stored & (slot > 0) & (slot < TAPS - 1)
-    tl.store(slots + channel[:, None] * (TAPS - 1) + slot - 1, before, mask=mask)
-    tl.store(slots + channel * (TAPS - 1) + TAPS - 2, newest.to(slots.dtype.element_ty), mask=live & stored)
+def _shifted(slots, token, first, known, COUNT: tl.constexpr, TAPS: tl.constexpr):
+    """Of COUNT channels from `first` on: their inputs as they are to be stored next, without the oldest and with the newest, side
+    by side as they lie. Stores of single inputs, three apart, would each be a part of a sector of memory."""
+    at = tl.arange(0, triton.next_power_of_2(COUNT * (TAPS - 1)))
+    inside, newest = at < COUNT * (TAPS - 1), at % (TAPS - 1) == TAPS - 2
+    old = tl.load(slots + first * (TAPS - 1) + at + 1, mask=inside & (at % (TAPS - 1) != TAPS - 2) & known, other=0.0)
+    new = tl.load(token + first + at // (TAPS - 1), mask=inside & newest, other=0.0)
+    return tl.where(newest, new.to(slots.dtype.element_ty), old)
+
+
+@triton.jit
+def _shift(shifted, slots, first, stored, COUNT: tl.constexpr, TAPS: tl.constexpr):
+    at = tl.arange(0, triton.next_power_of_2(COUNT * (TAPS - 1)))
+    tl.store(slots + first * (TAPS - 1) + at, shifted, mask=(at < COUNT * (TAPS - 1)) & stored)
