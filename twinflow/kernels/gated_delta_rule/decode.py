@@ -2,8 +2,7 @@
 
 A program owns one value head of one sequence: its state, most of what moves, is read and written once, and its channels of
 the convolution are its own. Those of its key head it shares with the other value heads that read it: all convolve them, and
-the last one, which starts after the others, shifts what is stored of them once they have said that they have read it. It asks
-while it still has work to do, and then need not wait.
+whoever comes last, by a ticket drawn after reading, shifts what is stored of them.
 """
 
 from functools import lru_cache
@@ -59,7 +58,7 @@ def gated_delta_decode(
         norm,
         state_rows,
         fresh,
-        _readers(mixed.device, power_of_2(sequences * key_heads, 1 << 12)),
+        _tickets(mixed.device, power_of_2(sequences * key_heads, 1 << 12)),
         out,
         mixed.stride(0),
         z.stride(0),
@@ -86,7 +85,7 @@ def gated_delta_decode(
 
 
 @lru_cache
-def _readers(device: torch.device, count: int) -> torch.Tensor:
+def _tickets(device: torch.device, count: int) -> torch.Tensor:
     """Zeros, one per sequence and key head; the kernel leaves zeros behind."""
     return torch.zeros(count, dtype=torch.int32, device=device)
 
@@ -105,7 +104,7 @@ def _decode(
     norm,
     state_rows,
     fresh,
-    readers,
+    tickets,
     out,
     mixed_stride,
     z_stride,
@@ -167,10 +166,13 @@ def _decode(
     # of all others.
     tl.debug_barrier()
     _shift(value_shifted, slots, 2 * (HEADS // GROUP) * K + head * V, stored, V, TAPS)
-    last = head % GROUP == GROUP - 1
-    have_read = readers + seq * (HEADS // GROUP) + group
+    last = True
     if GROUP > 1:
-        tl.atomic_add(have_read, 1, sem="release", mask=head % GROUP != GROUP - 1)
+        ticket = tickets + seq * (HEADS // GROUP) + group
+        last = tl.atomic_add(ticket, 1, sem="acq_rel") == GROUP - 1
+        tl.store(ticket, 0, mask=last)
+    _shift(query_shifted, slots, group * K, stored & last, K, TAPS)
+    _shift(key_shifted, slots, (HEADS // GROUP + group) * K, stored & last, K, TAPS)
     query *= tl.rsqrt(tl.sum(query * query, 0) + l2norm_eps) * SCALE
     key *= tl.rsqrt(tl.sum(key * key, 0) + l2norm_eps)
     decay = tl.exp(rate * softplus(step))
@@ -178,23 +180,10 @@ def _decode(
     # Both products are taken of the state as it was, so that neither waits for the update.
     delta = (value - decay * tl.sum(s * key[None, :], 1)) * beta
     y = decay * tl.sum(s * query[None, :], 1) + delta * tl.sum(query * key, 0)
-    read = GROUP - 1
-    if GROUP > 1:
-        read = tl.load(have_read, volatile=True)
     s = decay * s + delta[:, None] * key[None, :]
     tl.store(place, s.to(state.dtype.element_ty), mask=inside & stored)
     y *= tl.rsqrt(tl.sum(y * y, 0) / V + norm_eps) * scale * gate * sigmoid(gate)
     tl.store(out + (seq * HEADS + head) * V + vc, y.to(out.dtype.element_ty), mask=in_v)
-    if GROUP > 1:  # noqa: SIM102 (decided when it is compiled)
-        if last:
-            # Threads may see different counts: each asks for itself, and none resets the count before all have seen it.
-            while read < GROUP - 1:
-                read = tl.load(have_read, volatile=True)
-    tl.debug_barrier()
-    _shift(query_shifted, slots, group * K, stored & last, K, TAPS)
-    _shift(key_shifted, slots, (HEADS // GROUP + group) * K, stored & last, K, TAPS)
-    if GROUP > 1:
-        tl.store(have_read, 0, mask=last)
 
 
 @triton.jit
