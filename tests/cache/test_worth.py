@@ -132,6 +132,22 @@ def test_a_kind_that_nobody_has_tried_is_thought_to_be_like_the_others():
     assert math.exp(chances.log_of((CheckpointKind.JUNCTION, 0))) == pytest.approx(0.25, abs=0.02)
 
 
+def test_a_state_resumed_from_more_often_never_counts_less():
+    """Else a class whose first ones were unlucky is evicted at once, and has no chance to show otherwise."""
+    chances = Chances()
+    for _ in range(50):
+        chances.hit((BOUNDARY, 0))
+        chances.missed((BOUNDARY, 0))
+        chances.missed((BOUNDARY, 2))
+    assert math.exp(chances.log_of((BOUNDARY, 2))) == pytest.approx(0.5, abs=0.01)
+    for _ in range(100):
+        chances.hit((BOUNDARY, 0))  # what is known of the others follows
+    assert math.exp(chances.log_of((BOUNDARY, 2))) == pytest.approx(0.75, abs=0.01)
+    for _ in range(400):
+        chances.hit((BOUNDARY, 2))  # its own share is the greater one now
+    assert chances.log_of((BOUNDARY, 0)) < chances.log_of((BOUNDARY, 2)) == chances.log_of((BOUNDARY, 3))
+
+
 def test_older_experience_fades():
     """A kind that used to pay and no longer does is given up."""
     chances = Chances()

@@ -11,7 +11,8 @@ The horizon is a part of the time in which the cache is written once over. Per b
 * A checkpoint that is `gain` tokens deeper than the one before it saves their recomputing, and needs its slot and their KV:
   worth = p · gain / (gain + slot bytes in tokens of KV). When the one before goes, its gain falls to those behind it. p, the
   share of its kind that is resumed from (again) before it goes, is learnt when one is resumed from or goes: not when it is
-  saved, or a kind would be given up before its first ones had time to prove themselves.
+  saved, or a kind would be given up before its first ones had time to prove themselves. It never falls with the number of times
+  that a state was resumed from.
 * A block is worth as much as the best checkpoint that it carries. Without one it saves no computing, only its transfer from
   a peer, and shows where prompts part: `BARE_BLOCK` of what a new checkpoint is worth.
 * No checkpoint is worth less than such a block. What is evicted early cannot prove itself; and were the state of a request
@@ -217,7 +218,11 @@ LOG_BARE = math.log(BARE_BLOCK)
 
 
 class Chances:
-    """How likely a checkpoint is to be resumed from before it goes, learnt per class and in logarithms."""
+    """How likely a checkpoint is to be resumed from before it goes, learnt per class and in logarithms.
+
+    One that was resumed from more often never counts less than one of its kind that was so less often. Few are, so the first
+    ones may all be unlucky, and a class thought to be useless is evicted before it can show otherwise.
+    """
 
     def __init__(self) -> None:
         self._tries: dict[Class, float] = {}
@@ -231,6 +236,8 @@ class Chances:
         if known is None:
             hits = self._hits.get(which, 0.0) + PRIOR_TRIES * math.exp(self.log_of_new)
             known = math.log(hits / (self._tries.get(which, 0.0) + PRIOR_TRIES))
+            if which[1]:
+                known = max(known, self.log_of((which[0], which[1] - 1)))
             self._known[which] = known
         return known
 
@@ -245,7 +252,8 @@ class Chances:
 
     def _count(self, which: Class, hit: float) -> None:
         self._hits[which], self._tries[which] = _faded(self._hits.get(which, 0.0), self._tries.get(which, 0.0), hit)
-        self._known.pop(which, None)
+        for times in range(which[1], LONGEST_COUNT + 1):
+            self._known.pop((which[0], times), None)
         if which[1] == 0:
             self._new = _faded(*self._new, hit)
             self.log_of_new = math.log((self._new[0] + 1.0) / (self._new[1] + 2.0))
