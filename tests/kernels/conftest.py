@@ -1,6 +1,8 @@
 """Where the Triton kernels run in tests: on an accelerator, else in Triton's interpreter on the CPU."""
 
+import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,17 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton compiles for the accelerator in this process; its interpreter is off")
     return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[pytest.MonkeyPatch]:
+    """Undone, it leaves Triton's own interpreter."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+            from tests.kernels.quicker import install  # needs Triton
+
+            install(patch)
+        yield patch
 
 
 # What the interpreter warns about and a GPU doesn't: loop bounds are arrays of one element there, and decays above a
