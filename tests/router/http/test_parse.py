@@ -33,28 +33,35 @@ def text(draw: random.Random) -> str:
     return "".join(draw.choices(alphabet, k=draw.randrange(8)))
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_as_python_reads_it(seed: int) -> None:
-    draw = random.Random(seed)
-    made = value(draw, 4)
-    data = json.dumps(made, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 1])).encode()
-    assert repr(parse_json(data)) == repr(json.loads(data)) == repr(made)
+SEEDS = pytest.mark.parametrize("seeds", [range(i, i + 50) for i in range(0, 200, 50)], ids=str)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_what_python_refuses_is_refused(seed: int) -> None:
+@SEEDS
+def test_as_python_reads_it(seeds: range) -> None:
+    for seed in seeds:
+        draw = random.Random(seed)
+        made = value(draw, 4)
+        data = json.dumps(made, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 1])).encode()
+        assert repr(parse_json(data)) == repr(json.loads(data)) == repr(made), seed
+
+
+@SEEDS
+def test_what_python_refuses_is_refused(seeds: range) -> None:
     """Broken at a random place: an error of ours, or the same value."""
-    draw = random.Random(seed)
-    data = bytearray(json.dumps(value(draw, 3), ensure_ascii=False).encode())
-    at = draw.randrange(len(data))
-    data[at : at + draw.randrange(2)] = draw.choice([b"", b"\xff", b"}", b",", b"\x00", b"9", b'"', b"\\"])
-    try:
-        wanted = json.loads(bytes(data).decode())
-    except ValueError:
-        with pytest.raises(BadRequest):
-            parse_json(bytes(data))
-    else:
-        assert repr(parse_json(bytes(data))) == repr(wanted)
+    for seed in seeds:
+        draw = random.Random(seed)
+        data = bytearray(json.dumps(value(draw, 3), ensure_ascii=False).encode())
+        at = draw.randrange(len(data))
+        data[at : at + draw.randrange(2)] = draw.choice([b"", b"\xff", b"}", b",", b"\x00", b"9", b'"', b"\\"])
+        try:
+            wanted = repr(json.loads(bytes(data).decode()))
+        except ValueError:
+            wanted = "refused"
+        try:
+            got = repr(parse_json(bytes(data)))
+        except BadRequest:
+            got = "refused"
+        assert got == wanted, seed
 
 
 @pytest.mark.parametrize("data", [b"NaN", b"[Infinity]", b'{"a": -Infinity}', b'"\\ud800"', b'["a\\udc00b"]'])
