@@ -9,9 +9,11 @@ STAMP := $(VENV)/.stamp
 # The release of torch that the suite is tested with; installed first so that nothing pulls another one.
 TORCH := $(shell grep '^torch==' constraints/cpu.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --retries 10 --timeout 120 -qq -c constraints/cpu.txt
-# One thread per process: torch on small tensors is several times faster so, and two test processes share the cores.
+# One thread per process: torch on small tensors is several times faster so, and test processes share the cores.
 RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-PYTEST := $(RUN) $(BIN)/python -m pytest -n 2 --dist worksteal
+# One process more than CI has cores: many tests wait, for a cluster to start or for a silence to be noticed.
+PROCESSES ?= 3
+PYTEST := $(RUN) $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations 10
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-clients chaos chart test-gpu lint proto fmt clean

@@ -15,6 +15,22 @@ if not torch.cuda.is_available():
 gc.disable()  # imports and collection make a million objects that stay, and walking through them again and again is slow
 
 
+CLUSTERS = ("tests/e2e/", "tests/chaos/test_faults.py", "tests/cli/test_real_cluster.py")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that wait for clusters come first. A process of the run that has nothing left takes over the last tests of another;
+    so what is long begins early, and those of the one shared cluster stay together."""
+
+    def rank(item: pytest.Item) -> int:
+        if not item.nodeid.startswith(CLUSTERS):
+            return 2
+        return 0 if "workers" in getattr(item, "fixturenames", ()) else 1
+
+    items.sort(key=rank)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor are they walked through while tests run
     gc.enable()

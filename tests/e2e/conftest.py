@@ -56,5 +56,14 @@ def aggregated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="session")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """For tests that kill workers, and start again what they killed. Small chunks, so that a prompt takes a while."""
+    extra = [("decode", "local-max-tokens=0"), ("router", "local-max-tokens=0"), ("prefill", "engine.chunk-tokens=8")]
+    started = start(tmp_path_factory.mktemp("mortal"), prefill=2, decode=2, extra=tuple(extra))
+    yield started
+    assert started.cluster.stop() == []
+
+
+@pytest.fixture(scope="session")
 def oracle() -> Oracle:
     return Oracle(MODEL)

@@ -2,25 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from services.cli.cluster import get_json
-from tests.e2e.conftest import Workers, start
+from tests.e2e.conftest import Workers
 from tests.e2e.oracle import Oracle
 from tests.e2e.test_heart import NEW, connect
 
 TOKENS = 700
-
-
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """Small chunks, so that a prompt takes a while."""
-    extra = [("decode", "local-max-tokens=0"), ("router", "local-max-tokens=0"), ("prefill", "engine.chunk-tokens=8")]
-    started = start(tmp_path_factory.mktemp("loss"), prefill=2, decode=1, extra=tuple(extra))
-    yield started
-    assert started.cluster.stop() == []
 
 
 def connected(workers: Workers) -> set[str]:
@@ -29,18 +19,18 @@ def connected(workers: Workers) -> set[str]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("left", ["another prefill worker", "none"])
-async def test_a_killed_prefill_worker_costs_time_only(three: Workers, oracle: Oracle, left: str) -> None:
+async def test_a_killed_prefill_worker_costs_time_only(mortal: Workers, oracle: Oracle, left: str) -> None:
     offset = 100 if left == "none" else 0
     prompt = oracle.text_ids[offset : offset + TOKENS]
     want = (await asyncio.to_thread(oracle.greedy, prompt, NEW)).tokens
-    async with connect(three) as w:
+    async with connect(mortal) as w:
         decode, candidates = w["decode-0"], [w["prefill-0"]]
         if left != "none":
             candidates.append(w["prefill-1"])
         id = decode.submit(prompt, prefill=candidates, salt=f"loss {left}", max_tokens=NEW)
         await asyncio.sleep(0.5)  # accepted and computing
         assert not decode.requests[id].tokens
-        three.cluster.kill("prefill-0")
+        mortal.cluster.kill("prefill-0")
         killed = time.monotonic()
         await asyncio.wait_for(decode.requests[id].over.wait(), 60)
         got = decode.requests[id]
@@ -49,7 +39,7 @@ async def test_a_killed_prefill_worker_costs_time_only(three: Workers, oracle: O
     assert got.tokens == want
     assert "lost hand-offs (prefill-0)" in got.stats.reason
     assert (got.stats.route, got.stats.prefill_worker) == (("local", "") if left == "none" else ("remote", "prefill-1"))
-    while "prefill-0" in connected(three):  # until the router has noticed, it would count as ready
+    while "prefill-0" in connected(mortal):  # until the router has noticed, it would count as ready
         await asyncio.sleep(0.1)
-    three.cluster.start("prefill-0")  # from the main thread: a child ends with the thread that started it
-    await asyncio.to_thread(three.cluster.wait_ready, 100)
+    mortal.cluster.start("prefill-0")  # from the main thread: a child ends with the thread that started it
+    await asyncio.to_thread(mortal.cluster.wait_ready, 100)

@@ -3,26 +3,16 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from services.cli.cluster import get_json
-from tests.e2e.conftest import Workers, start
+from tests.e2e.conftest import Workers
 from tests.e2e.oracle import Oracle
 
 NEW = 400
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    started = start(
-        tmp_path_factory.mktemp("migration"), prefill=1, decode=2, extra=(("router", "local-max-tokens=0"),)
-    )
-    yield started
-    assert started.cluster.stop() == []
 
 
 def busy(workers: Workers) -> str | None:
@@ -68,21 +58,23 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NU
     ],
     ids=["greedy", "sampled", "structured"],
 )
-async def test_a_killed_decode_worker_costs_time_only(two: Workers, oracle: Oracle, sampling: dict[str, Any]) -> None:
+async def test_a_killed_decode_worker_costs_time_only(
+    mortal: Workers, oracle: Oracle, sampling: dict[str, Any]
+) -> None:
     prompt = oracle.text_ids[:300]
-    want, tokens, _ = await ask(two, prompt, None, **sampling)
+    want, tokens, _ = await ask(mortal, prompt, None, **sampling)
     assert tokens == NEW
     began = time.monotonic()
-    got, tokens, killed = await ask(two, prompt, 20, **sampling)
+    got, tokens, killed = await ask(mortal, prompt, 20, **sampling)
     print(f"\n{killed} killed, answered after {time.monotonic() - began:.1f} s")
     assert killed.startswith("decode-")
     assert (got, tokens) == (want, NEW)
     if "response_format" in sampling:  # it is cut by its length, in a list of numbers
         assert all(0 <= n <= 999 for n in json.loads(want.rstrip(", ") + "]"))
-    while killed in connected(two):  # until the router has noticed, it would count as ready
+    while killed in connected(mortal):  # until the router has noticed, it would count as ready
         await asyncio.sleep(0.1)
-    two.cluster.start(killed)
-    await asyncio.to_thread(two.cluster.wait_ready, 100)
+    mortal.cluster.start(killed)
+    await asyncio.to_thread(mortal.cluster.wait_ready, 100)
 
 
 def connected(workers: Workers) -> set[str]:

@@ -146,14 +146,14 @@ def test_who_asks_never_waits_for_the_transport() -> None:
     network, events = LoopbackNetwork(), queue.Queue[PullFinished]()
     LoopbackTransport(network, "p/1/1", bytearray(b"x" * TOTAL))
     transport = Blocking(LoopbackTransport(network, "d/1/1", bytearray(TOTAL), AtPost()))
-    thread = TransferThread(transport, events.put, max_post_bytes=64)  # type: ignore[arg-type]
+    thread = TransferThread(transport, events.put, max_post_bytes=200)  # type: ignore[arg-type]
     began = time.monotonic()
     thread.connect(arena())
-    for i in range(5):
+    for i in range(3):
         thread.pull(f"{i}/1", arena().key, [ReadRange(0, 0, 300)])
-    thread.cancel("4/1")
+    thread.cancel("2/1")
     assert time.monotonic() - began < 0.1, "one call alone takes as long"
-    for _ in range(5):
+    for _ in range(3):
         events.get(timeout=20)
     thread.close()
     assert {name for name, _ in transport.calls} >= {"connect", "post", "poll", "close"}
