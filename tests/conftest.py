@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -11,9 +12,6 @@ from tests.budget import spent, table
 # Read when a kernel is defined, by whichever test comes to import one first. Without a GPU nothing else runs Triton.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-
-gc.disable()  # imports and collection make a million objects that stay, and walking through them again and again is slow
-
 
 CLUSTERS = ("tests/e2e/", "tests/chaos/test_faults.py", "tests/cli/test_real_cluster.py")
 
@@ -31,9 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # nor are they walked through while tests run
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports make a million objects that stay. The collector neither walks through them meanwhile nor while tests run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
