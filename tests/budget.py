@@ -21,7 +21,7 @@ FOLDERS_S = {
     "chaos": 120,
     "cli": 120,
     "contracts": 10,
-    "e2e": 330,
+    "e2e": 300,
     "engine": 150,
     "flow": 100,
     "grammar": 30,

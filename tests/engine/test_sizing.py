@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +111,26 @@ def test_a_gpu_worker_says_all_of_it() -> None:
     said = "\n".join(memory_lines(*made))
     for name in ("device", "usable", "weights", "workspace", "arena", "  blocks", "  slots", "  unused"):
         assert f"\n{name} " in f"\n{said}"
+
+
+def test_sizes_and_a_start_leave_torchs_compiler_alone() -> None:
+    """In a process of its own, as a worker is: importing the compiler takes as long as importing torch."""
+    code = """
+import sys
+from pathlib import Path
+from twinflow.contracts.workers import Role
+from twinflow.engine.build import build_engine
+from twinflow.engine.config import EngineConfig
+from twinflow.engine.sizing import shape_of
+
+for path in Path("examples/configs").glob("*.json"):
+    shape_of(str(path), dtype="auto", block_tokens=64, state_dtype="float32", stored=False)
+config = EngineConfig("models/twinflow-tiny", "w", "1", Role.BOTH, dtype="float32", cache_bytes=64 << 20)
+engine, _ = build_engine(config, lambda event: None, None)
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+engine.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CONFIGS.parents[1], capture_output=True, text=True, timeout=100
+    )
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

@@ -65,8 +65,10 @@ def describe_model(
     options = layout_options(config, dtype, state_dtype, block_tokens, stored_dtype)
     layout = family.layout(config, options, "")
     weights = ShapeWeights(TORCH_DTYPES[options.dtype])
-    with torch.inference_mode():
-        model = family.build(config, weights, layout, (), select_kernels("cpu"), "meta")
+    with (
+        torch.inference_mode()
+    ):  # what a model computes for itself is small, and arithmetic on "meta" as slow as `stacked` says
+        model = family.build(config, weights, layout, (), select_kernels("cpu"), "cpu")
     assert isinstance(model, Decoder)
     return ModelShape(
         architecture=next(name for name in config["architectures"] if name in sized_families()),

@@ -1,6 +1,7 @@
 """Where a family gets its tensors from: by checkpoint name and expected shape, one at a time."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +27,15 @@ class Weights(Protocol):
         """Raises ModelError when tensors are left that were neither taken nor start with a prefix in `ignored`: weights
         that the model would silently leave out."""
         ...
+
+
+def stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows (n, ..) of all parts, one after another, as `torch.cat` has them. Of tensors without bytes only the shape is wanted;
+    there `torch.cat` would import torch's compiler first, which takes as long as importing torch itself."""
+    first = parts[0]
+    if first.is_meta:
+        return first.new_empty((sum(len(p) for p in parts), *first.shape[1:]))
+    return torch.cat(list(parts))
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from twinflow.models.layers.mamba2 import Mamba2
 from twinflow.models.layers.mlp import SquaredReluMlp
 from twinflow.models.layers.norm import PlainNorm
 from twinflow.models.step import Mixer
-from twinflow.models.weights import Weights
+from twinflow.models.weights import Weights, stacked
 
 PREFIXES = ("backbone.", "model.")  # on disk, and as `transformers` names its modules
 IGNORED = ("mtp.",)
@@ -108,7 +108,7 @@ def _attention(weights: Weights, prefix: str, c: NemotronHConfig, index: int, ke
         head_dim=c.head_dim,
         scale=c.head_dim**-0.5,
         gated=False,
-        qkv=torch.cat([weights.take(f"{prefix}.{part}_proj.weight", n, c.hidden) for part, n in rows]),
+        qkv=stacked([weights.take(f"{prefix}.{part}_proj.weight", n, c.hidden) for part, n in rows]),
         out=weights.take(f"{prefix}.o_proj.weight", c.hidden, width),
     )
 

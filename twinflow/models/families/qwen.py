@@ -21,7 +21,7 @@ from twinflow.models.layers.gated_delta import GatedDelta
 from twinflow.models.layers.mlp import SwiGluMlp
 from twinflow.models.layers.norm import UnitOffsetNorm
 from twinflow.models.step import Mixer
-from twinflow.models.weights import Weights
+from twinflow.models.weights import Weights, stacked
 
 PREFIXES = ("model.", "model.language_model.")  # of text models, and of the text part of vision-language ones
 IGNORED = ("mtp.", "model.visual.", "lm_head.weight")  # an unread lm_head.weight belongs to tied embeddings
@@ -109,7 +109,7 @@ def _mlp(weights: Weights, prefix: str, c: QwenConfig, kernels: KernelSet) -> Sw
     gate = weights.take(f"{prefix}.gate_proj.weight", c.intermediate, c.hidden)
     up = weights.take(f"{prefix}.up_proj.weight", c.intermediate, c.hidden)
     down = weights.take(f"{prefix}.down_proj.weight", c.hidden, c.intermediate)
-    return SwiGluMlp(kernels, torch.cat([gate, up]), down)
+    return SwiGluMlp(kernels, stacked([gate, up]), down)
 
 
 def _norm(weights: Weights, name: str, size: int, c: QwenConfig, kernels: KernelSet) -> UnitOffsetNorm:

@@ -7,13 +7,13 @@ import torch
 
 from twinflow.models.families.experts import Experts, SizedExperts
 from twinflow.models.families.qwen_config import QwenConfig
-from twinflow.models.weights import Weights
+from twinflow.models.weights import Weights, stacked
 
 
 def separate_delta(weights: Weights, prefix: str, c: QwenConfig) -> torch.Tensor:
     """Qwen3.5: `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`, each flat with heads in order."""
     rows = (("qkv", c.conv_dim), ("z", c.value_heads * c.value_dim), ("b", c.value_heads), ("a", c.value_heads))
-    return torch.cat([weights.take(f"{prefix}.in_proj_{part}.weight", n, c.hidden) for part, n in rows])
+    return stacked([weights.take(f"{prefix}.in_proj_{part}.weight", n, c.hidden) for part, n in rows])
 
 
 def interleaved_delta(weights: Weights, prefix: str, c: QwenConfig) -> torch.Tensor:
@@ -25,7 +25,7 @@ def interleaved_delta(weights: Weights, prefix: str, c: QwenConfig) -> torch.Ten
     ba = weights.take(f"{prefix}.in_proj_ba.weight", 2 * c.value_heads, c.hidden)
     parts = qkvz.view(c.key_heads, sum(sizes), c.hidden).split(sizes, dim=1)
     parts += ba.view(c.key_heads, 2 * r, c.hidden).split([r, r], dim=1)
-    return torch.cat([p.reshape(-1, c.hidden) for p in parts])
+    return stacked([p.reshape(-1, c.hidden) for p in parts])
 
 
 def attention_rows(weights: Weights, prefix: str, c: QwenConfig) -> torch.Tensor:
@@ -35,7 +35,7 @@ def attention_rows(weights: Weights, prefix: str, c: QwenConfig) -> torch.Tensor
     q, gate = q_gate.view(c.heads, 2, c.head_dim, c.hidden).unbind(1)
     k = weights.take(f"{prefix}.k_proj.weight", kv_width, c.hidden)
     v = weights.take(f"{prefix}.v_proj.weight", kv_width, c.hidden)
-    return torch.cat([q.reshape(width, c.hidden), gate.reshape(width, c.hidden), k, v])
+    return stacked([q.reshape(width, c.hidden), gate.reshape(width, c.hidden), k, v])
 
 
 def sized_experts(weights: Weights, prefix: str, c: QwenConfig, e: Experts) -> SizedExperts:
