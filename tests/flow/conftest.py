@@ -5,6 +5,7 @@ Nothing is faked but the wire of the transfer, and everything can be looked into
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,12 +45,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def oracle(checkpoint: Path) -> Callable[[list[int], int], list[int]]:
     reference = build_reference("qwen3_5", 0, vocab_size=VOCAB)
 
-    def greedy(prompt: list[int], new_tokens: int) -> list[int]:
+    @functools.cache
+    def answer(prompt: tuple[int, ...], new_tokens: int) -> list[int]:
         with torch.no_grad():
             out = reference.generate(
-                torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None
+                torch.tensor([list(prompt)]), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None
             )
         return out[0, len(prompt) :].tolist()
+
+    def greedy(prompt: list[int], new_tokens: int) -> list[int]:
+        return list(answer(tuple(prompt), new_tokens))
 
     return greedy
 

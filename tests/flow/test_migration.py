@@ -14,7 +14,7 @@ from tests.flow.test_flow import Oracle, body, text_of
 from tests.models.tiny import prompt
 from twinflow.engine.sequence import Phase
 
-NEW = 300
+NEW = 200
 GREEDY: dict[str, Any] = {"temperature": 0}
 SAMPLED = {"temperature": 1.0, "top_p": 0.9, "seed": 7, "presence_penalty": 0.5, "repetition_penalty": 1.1}
 
