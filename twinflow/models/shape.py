@@ -65,9 +65,8 @@ def describe_model(
     options = layout_options(config, dtype, state_dtype, block_tokens, stored_dtype)
     layout = family.layout(config, options, "")
     weights = ShapeWeights(TORCH_DTYPES[options.dtype])
-    with (
-        torch.inference_mode()
-    ):  # what a model computes for itself is small, and arithmetic on "meta" as slow as `stacked` says
+    # What a model computes for itself is small, so it may as well have bytes: on "meta", arithmetic costs what `stacked` says.
+    with torch.inference_mode():
         model = family.build(config, weights, layout, (), select_kernels("cpu"), "cpu")
     assert isinstance(model, Decoder)
     return ModelShape(
