@@ -48,7 +48,7 @@ $(CLIENTS)/.stamp: constraints/clients.txt
 
 test-clients: setup $(CLIENTS)/.stamp ## openai, litellm, langchain, instructor and llama-index against a cluster; thousands of made-up requests
 	$(RUN) $(BIN)/python -m pytest -m clients tests/router tests/clients/test_openai.py
-	$(RUN) TWINFLOW_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -W default -m clients tests/clients
+	$(RUN) TWINFLOW_PYTHON=$(BIN)/python $(CLIENTS)/bin/python -m pytest -W default --confcutdir=tests/clients -m clients tests/clients
 
 chaos: setup ## 200 faults in a cluster under load (15 minutes and more), with the table in docs/chaos.md
 	$(RUN) $(BIN)/python -m tests.chaos --faults 200 --table docs/chaos.md
