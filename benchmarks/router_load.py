@@ -29,6 +29,7 @@ from benchmarks.router_client import Answer, Connection, Prompts, connect, perce
 from benchmarks.router_peers import Peer
 from benchmarks.router_sim import Pacing, Script, SimWorker
 from services.router.text.tokenizer import ModelText, load_model_text
+from twinflow.contracts.hashing import TOKEN_BYTES
 
 MODEL = Path(__file__).parent.parent / "models" / "twinflow-tiny"
 SHORT_CHARS = 800
@@ -295,12 +296,12 @@ def start(cores: Sequence[int]) -> None:
     )
 
 
-def tokenising(text: ModelText, chars: int) -> str:
+async def tokenising(text: ModelText, chars: int) -> str:
     prompts = [Prompts(MODEL.name, chars, seed=i).text() for i in range(21)]
     lengths, times = [], []
     for prompt in prompts:
         began = time.thread_time()
-        lengths.append(len(text.encode_now(prompt, add_special_tokens=False)))
+        lengths.append(len(await text.encode(prompt, add_special_tokens=False)) // TOKEN_BYTES)
         times.append(time.thread_time() - began)
     return f"{statistics.fmean(lengths):.0f} tokens, {1e3 * statistics.median(times):.2f} ms to tokenise"
 
@@ -336,7 +337,8 @@ async def run(args: argparse.Namespace) -> None:
     names, text = args.measures.split(","), load_model_text(MODEL)
     chars = long_prompt_chars(text)
     print(f"the machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print(f"8k prompts have {chars} characters: {tokenising(text, chars)}; short ones: {tokenising(text, SHORT_CHARS)}")
+    long, short = await tokenising(text, chars), await tokenising(text, SHORT_CHARS)
+    print(f"8k prompts have {chars} characters: {long}; short ones: {short}")
     if "start" in names:
         start(sorted(os.sched_getaffinity(0)))
     async with ours(text, args.processes) as target:

@@ -7,7 +7,7 @@ from services.router.text.tokenizer import ModelText
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import View
 from twinflow.contracts.errors import BadRequest
-from twinflow.contracts.hashing import pack_tokens
+from twinflow.contracts.hashing import pack_tokens, unpack_tokens
 from twinflow.node.unary import audited, unary
 from twinflow.rpc.convert import hit_to_pb, record_to_pb
 from twinflow.rpc.v1 import admin_pb2 as pb
@@ -63,7 +63,7 @@ class AdminService(rpc.AdminServicer):
             raise BadRequest("give text or token_ids, not both", param="text")
         ids = list(request.token_ids)
         if request.text:
-            ids = await self._text.encode(request.text, add_special_tokens=True)
+            ids = unpack_tokens(await self._text.encode(request.text, add_special_tokens=True))
         if not ids:
             raise BadRequest("the prompt is empty: give text or token_ids", param="text")
         if max(ids) >= self._text.vocab_size:

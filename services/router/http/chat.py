@@ -31,7 +31,6 @@ from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar, reply_grammar
 from services.router.text.reply import Piece, TokenText
 from twinflow.contracts.errors import BadRequest, TooLong
-from twinflow.contracts.hashing import pack_tokens
 
 
 class ChatFields(GenerationFields, ConversationFields):
@@ -67,7 +66,7 @@ def chat_routes(api: Api) -> APIRouter:
         chat = await render_chat(api, fields)
         grammar = reply_grammar(api.text, chat.text, chat.chosen, answer_only)
         logprobs, default = fields.wanted_logprobs(), api.config.default_max_tokens
-        jobs = api.jobs(id, fields, [pack_tokens(chat.prompt)], logprobs, default, key_of(request), grammar)
+        jobs = api.jobs(id, fields, [chat.prompt], logprobs, default, key_of(request), grammar)
         answer = ChatAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:
@@ -88,7 +87,7 @@ class ChatAnswer:
     def __init__(self, api: Api, id: str, fields: ChatFields, chat: Chat, with_stats: bool) -> None:
         self._api = api
         self._fields = fields
-        self._outcomes = [Outcome(prompt_tokens=len(chat.prompt)) for _ in range(fields.n)]
+        self._outcomes = [Outcome(prompt_tokens=chat.prompt_tokens) for _ in range(fields.n)]
         self._parsers = [api.text.parser(chat.text, chat.tools) for _ in range(fields.n)]
         self._streams: dict[int, tuple[Deltas, EventFrame]] = {}  # of each choice that has begun
         self._with_stats = with_stats

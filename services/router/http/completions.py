@@ -19,7 +19,6 @@ from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar
 from services.router.text.reply import TokenText
 from twinflow.contracts.errors import BadRequest, Unsupported
-from twinflow.contracts.hashing import pack_tokens
 
 
 class CompletionFields(GenerationFields):
@@ -69,7 +68,7 @@ async def make_jobs(api: Api, id: str, fields: CompletionFields, key: KeyFacts) 
     for i, prompt in enumerate(prompts):
         where = f"prompt[{i}]" if len(prompts) > 1 else "prompt"
         if isinstance(prompt, str):
-            ids = pack_tokens(await api.text.encode(prompt, add_special_tokens=True))
+            ids = await api.text.encode(prompt, add_special_tokens=True)
         else:
             ids = known_ids(prompt, api.text.vocab_size, where, "prompt")
         if not ids:

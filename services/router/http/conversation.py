@@ -12,6 +12,7 @@ from services.router.http.tools import Chosen, choose_tools
 from services.router.text.calls.base import Tools
 from services.router.text.templates import RESERVED
 from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.hashing import TOKEN_BYTES
 
 
 class ConversationFields(BaseModel):
@@ -32,8 +33,12 @@ class Chat:
     """A conversation as the model sees it."""
 
     text: str
-    prompt: list[int]
+    prompt: bytes  # packed token ids
     chosen: Chosen | None  # tools that may be called
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt) // TOKEN_BYTES
 
     @property
     def tools(self) -> Tools | None:

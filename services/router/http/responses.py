@@ -23,7 +23,7 @@ from services.router.http.structured import TextOptions, reply_grammar
 from services.router.http.tools import choose_tools
 from services.router.text.calls.base import Event, Reasoning
 from twinflow.contracts.errors import TooLong, TwinflowError
-from twinflow.contracts.hashing import pack_tokens
+from twinflow.contracts.hashing import TOKEN_BYTES
 
 # What this endpoint refuses besides what all do, with the values that change nothing. Some are chat's names of fields.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -75,9 +75,7 @@ def response_routes(api: Api) -> APIRouter:
         messages = template_messages(fields.input, fields.instructions)
         chat = await render(api, messages, chosen, fields.chat_template_kwargs, "input")
         grammar = reply_grammar(api.text, chat.text, chosen, answer_only)
-        (job,) = api.jobs(
-            id, fields, [pack_tokens(chat.prompt)], None, config.default_max_tokens, key_of(request), grammar
-        )
+        (job,) = api.jobs(id, fields, [chat.prompt], None, config.default_max_tokens, key_of(request), grammar)
         answer = ResponseAnswer(api, id, fields, chat, wants_stats(request))
         try:
             if fields.stream:
@@ -98,7 +96,7 @@ class ResponseAnswer:
         self._api = api
         self._id = id
         self._fields = fields
-        self._outcome = Outcome(prompt_tokens=len(chat.prompt))
+        self._outcome = Outcome(prompt_tokens=chat.prompt_tokens)
         self._parser = api.text.parser(chat.text, chat.tools)
         self._items = ResponseItems()
         self._reasoning: list[str] = []
@@ -163,7 +161,7 @@ class ResponseAnswer:
             "input_tokens": told["prompt_tokens"],
             "input_tokens_details": told["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": told["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": min(len(thoughts), told["completion_tokens"])},
+            "output_tokens_details": {"reasoning_tokens": min(len(thoughts) // TOKEN_BYTES, told["completion_tokens"])},
             "total_tokens": told["total_tokens"],
         }
         return response | ({"twinflow": stats([self._outcome])} if self._with_stats else {})

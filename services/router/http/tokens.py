@@ -10,6 +10,7 @@ from services.router.http.api import Api
 from services.router.http.conversation import ConversationFields, render_chat
 from services.router.http.fields import known_ids
 from services.router.http.parse import read_fields
+from twinflow.contracts.hashing import unpack_tokens
 
 
 class PlainTokenizeFields(BaseModel):
@@ -47,9 +48,10 @@ def token_routes(api: Api, longest_tokens: Callable[[], int | None]) -> APIRoute
 
         fields = await read_fields(request, kind, api.config.model_name, api.config.max_body_bytes)
         if isinstance(fields, ChatTokenizeFields):
-            ids = (await render_chat(api, fields, fields.add_generation_prompt)).prompt
+            packed = (await render_chat(api, fields, fields.add_generation_prompt)).prompt
         else:
-            ids = await api.text.encode(fields.prompt, add_special_tokens=fields.add_special_tokens)
+            packed = await api.text.encode(fields.prompt, add_special_tokens=fields.add_special_tokens)
+        ids = unpack_tokens(packed)
         strings = [api.text.texts.text_and_bytes(i)[0] for i in ids] if fields.return_token_strs else None
         return {"count": len(ids), "max_model_len": longest_tokens(), "tokens": ids, "token_strs": strings}
 
