@@ -96,7 +96,7 @@ CASES = [
         CacheEvent(3, EventKind.CHECKPOINT_STORED, b"h" * 16, 70),
         pb.CacheEvent,
         convert.event_to_pb,
-        convert.event_from_pb,
+        lambda m: next(iter(convert.events_from_pb([m]))),
     ),
     ("tag", StateTag(b"t" * 16, 70, "f" * 32), pb.StateTag, convert.tag_to_pb, convert.tag_from_pb),
 ]
@@ -132,7 +132,7 @@ def test_unknown_error_reason_becomes_internal():
     [
         lambda: convert.sample_from_pb(pb.Sample(finish="melted")),
         lambda: convert.record_from_pb(pb.WorkerRecord(role="melted")),
-        lambda: convert.event_from_pb(pb.CacheEvent(kind="melted")),
+        lambda: convert.events_from_pb([pb.CacheEvent(kind="block_stored"), pb.CacheEvent(kind="melted")]),
     ],
     ids=["finish", "role", "event"],
 )

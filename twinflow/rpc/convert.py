@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TypeVar
 
 from twinflow.contracts.errors import BadRequest, TwinflowError, from_reason
-from twinflow.contracts.events import CacheEvent, EventKind
+from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
 from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import (
     FinishReason,
@@ -36,8 +36,12 @@ def _known(kind: type[E], value: str, field: str) -> E:
     try:
         return kind(value)
     except ValueError:
-        known = ", ".join(str(member.value) for member in kind)
-        raise BadRequest(f"unknown {field} {value!r} (known: {known})", param=field) from None
+        raise _unknown(kind, value, field) from None
+
+
+def _unknown(kind: type[Enum], value: str, field: str) -> BadRequest:
+    known = ", ".join(str(member.value) for member in kind)
+    return BadRequest(f"unknown {field} {value!r} (known: {known})", param=field)
 
 
 # ---- requests ----
@@ -275,9 +279,15 @@ def event_to_pb(e: CacheEvent) -> pb.CacheEvent:
     return pb.CacheEvent(sequence=e.sequence, kind=e.kind.value, prefix_hash=e.prefix_hash, position=e.position)
 
 
-def event_from_pb(m: pb.CacheEvent) -> CacheEvent:
-    kind = _EVENT_KINDS.get(m.kind) or _known(EventKind, m.kind, "event kind")
-    return CacheEvent(m.sequence, kind, m.prefix_hash, m.position)
+def events_from_pb(messages: Sequence[pb.CacheEvent]) -> EventColumns:
+    messages = list(messages)
+    try:
+        kinds = [_EVENT_KINDS[m.kind] for m in messages]
+    except KeyError as e:
+        raise _unknown(EventKind, str(e.args[0]), "event kind") from None
+    return EventColumns(
+        [m.sequence for m in messages], kinds, [m.prefix_hash for m in messages], [m.position for m in messages]
+    )
 
 
 def hit_to_pb(h: GroupHit) -> admin_pb.GroupMatch:

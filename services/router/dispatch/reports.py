@@ -75,13 +75,13 @@ class Reports:
                 taker.fail(convert.error_from_pb(output.error))
         if step.HasField("load"):
             self._view.set_load(self._record.key, convert.load_from_pb(step.load))
-        if self._events and step.events and self._view.apply(self._record.key, map(convert.event_from_pb, step.events)):
+        if self._events and step.events and self._view.apply(self._record.key, convert.events_from_pb(step.events)):
             log.info("cache events of worker %s have a gap: asking for a snapshot", self._record.id)
             self._resync()
 
     def _on_snapshot(self, snapshot: pb.Snapshot) -> None:
-        events = map(convert.event_from_pb, snapshot.events)
-        if self._view.replace(self._record.key, snapshot.sequence, events):
+        contents = convert.events_from_pb(snapshot.events)
+        if self._view.replace(self._record.key, snapshot.sequence, contents):
             self._resync()
 
 

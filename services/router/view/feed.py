@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from services.router.view.index import HitIndex
 from services.router.view.prompt import key_of, keys_of
-from twinflow.contracts.events import CacheEvent, EventKind
+from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
 
 MAX_PENDING_EVENTS = 100_000
 MANY = 16  # events that are better taken together
@@ -42,7 +42,7 @@ class Feed:
     def apply(self, events: Iterable[CacheEvent]) -> bool:
         """Takes events in any order; returns True when a gap has just opened: ask for a snapshot."""
         had_gap = self.has_gap
-        events = list(events)
+        events = EventColumns.of(events)
         if len(events) >= MANY and not had_gap and self._apply_all(events):
             return False
         for e in events:
@@ -53,17 +53,16 @@ class Feed:
         self._drain_pending()
         return self.has_gap and not had_gap
 
-    def _apply_all(self, events: list[CacheEvent]) -> bool:
+    def _apply_all(self, events: EventColumns) -> bool:
         """Those of a long prompt, at once: the next ones in order, and about blocks of which none comes and goes."""
-        sequences, kinds, hashes, _ = zip(*events, strict=True)
-        if sequences != tuple(range(self.sequence + 1, self.sequence + 1 + len(events))):
+        if events.sequences != list(range(self.sequence + 1, self.sequence + 1 + len(events))):
             return False
-        keys = keys_of(hashes).tolist()
-        stored = [key for key, kind in zip(keys, kinds, strict=True) if kind is _STORED]
-        removed = [key for key, kind in zip(keys, kinds, strict=True) if kind is _REMOVED]
+        keys = keys_of(events.hashes).tolist()
+        stored = [key for key, kind in zip(keys, events.kinds, strict=True) if kind is _STORED]
+        removed = [key for key, kind in zip(keys, events.kinds, strict=True) if kind is _REMOVED]
         if len(stored) + len(removed) < len(events) or not set(stored).isdisjoint(removed):
             return False
-        self.sequence = sequences[-1]
+        self.sequence = events.sequences[-1]
         if self.column is not None:
             self._index.store_all(self.column, stored)
             self._index.remove_all(self.column, removed)
