@@ -8,9 +8,10 @@ Used by `router_load` and `router_soak`, and by the tests of the router under lo
 """
 
 import asyncio
+import time
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +28,7 @@ from twinflow.rpc.v1 import engine_pb2_grpc as rpc
 
 BLOCK_TOKENS = 64
 HEARTBEAT_S = 0.5
+PACE_EVERY_S = 0.25  # a router hears of steps at least so often
 IDLE_S = 0.005  # between looks for something to do
 SCRIPT_TOKENS = 65_536
 
@@ -70,17 +72,21 @@ class Pacing:
 
 @dataclass(slots=True)
 class _Run:
-    """One request; `at` = next place in the script, `left` = tokens to come."""
+    """One request; `at` = next place in the script, `left` = tokens to come, `gather` as in `Submit`."""
 
     id: str
     at: int
     left: int
+    gather: int = 0
+    samples: list[pb.Sample] = field(default_factory=list)  # not told yet
+    begun: bool = False
 
 
 @dataclass(slots=True)
 class _Session:
     outbox: Outbox[pb.WorkerMessage]
     runs: dict[str, _Run] = field(default_factory=dict)
+    told_s: float = 0.0  # when its last message left
 
 
 class SimWorker(rpc.WorkerServicer):
@@ -99,6 +105,7 @@ class SimWorker(rpc.WorkerServicer):
         self._events: list[pb.CacheEvent] = []
         self._sequence = 0
         self._pace = Pace(0, 0.0, 0, 0)
+        self._made = 0  # tokens since the last load
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- life ----
@@ -170,7 +177,8 @@ class SimWorker(rpc.WorkerServicer):
     def _submit(self, submit: pb.Submit, session: _Session) -> None:
         self.requests += 1
         forced = len(submit.forced) // 4
-        run = _Run(submit.id, self._script.start(submit.prompt) + forced, submit.sampling.max_tokens - forced)
+        at = self._script.start(submit.prompt) + forced
+        run = _Run(submit.id, at, submit.sampling.max_tokens - forced, submit.gather_tokens)
         self._store(chain_hashes(submit.root, submit.prompt, BLOCK_TOKENS))
         self._pace = replace(self._pace, prefill_tokens=self._pace.prefill_tokens + len(submit.prompt) // 4)
         if self.pacing.first_after_s:
@@ -180,7 +188,7 @@ class SimWorker(rpc.WorkerServicer):
 
     def _begin(self, run: _Run, session: _Session) -> None:
         if self.pacing.first_at_once:
-            self._send(session, [self._output(run, 1)])
+            self._send(session, self._outputs([run], 1))
         if run.left:
             session.runs[run.id] = run
 
@@ -216,24 +224,33 @@ class SimWorker(rpc.WorkerServicer):
 
     def _step(self) -> None:
         for session in self._sessions:
-            outputs = [self._output(run, self.pacing.tokens_per_step) for run in session.runs.values()]
+            outputs = self._outputs(session.runs.values(), self.pacing.tokens_per_step)
             session.runs = {id: run for id, run in session.runs.items() if run.left}
-            if outputs or self._events:
+            if outputs or self._events or time.monotonic() > session.told_s + PACE_EVERY_S:
                 self._send(session, outputs)
 
-    def _output(self, run: _Run, tokens: int) -> pb.Output:
-        tokens = min(tokens, run.left)
-        run.left -= tokens
-        samples = [pb.Sample(token_id=self._script.token(run.at + i)) for i in range(tokens)]
-        run.at += tokens
-        if run.left:
-            return pb.Output(id=run.id, samples=samples)
-        samples[-1].finish = "length"
-        return pb.Output(id=run.id, samples=samples, stats=_stats())
+    def _outputs(self, runs: Iterable[_Run], tokens: int) -> list[pb.Output]:
+        """So many more tokens of each, as far as they are told now."""
+        outputs = []
+        for run in runs:
+            count = min(tokens, run.left)
+            run.left -= count
+            run.samples += [pb.Sample(token_id=self._script.token(run.at + i)) for i in range(count)]
+            run.at += count
+            self._made += count
+            if not run.left:
+                run.samples[-1].finish = "length"
+                outputs.append(pb.Output(id=run.id, samples=run.samples, stats=_stats()))
+            elif not run.begun or len(run.samples) >= run.gather:
+                outputs.append(pb.Output(id=run.id, samples=run.samples))
+                run.samples, run.begun = [], True
+        return outputs
 
     def _send(self, session: _Session, outputs: list[pb.Output]) -> None:
-        p, made = self._pace, sum(len(o.samples) for o in outputs)
-        self._pace = Pace(p.steps + 1, p.busy_s + 0.01, p.prefill_tokens, p.decode_tokens + made)
+        session.told_s = time.monotonic()
+        p = self._pace
+        self._pace = Pace(p.steps + 1, p.busy_s + 0.01, p.prefill_tokens, p.decode_tokens + self._made)
+        self._made = 0
         running = self.running
         load = Load(running, 0, 0, free_slots=4096 - running, total_slots=4096, pace=self._pace)
         self.record = replace(self.record, load=load)

@@ -9,7 +9,7 @@ from twinflow.contracts.errors import Cancelled, Internal, TwinflowError, from_r
 from twinflow.contracts.requests import RequestStats, Sample
 from twinflow.engine.base import Done
 from twinflow.engine.routers import RouterStream
-from twinflow.rpc.convert import error_to_pb, samples_to_pb, stats_to_pb
+from twinflow.rpc.convert import error_to_pb, sample_to_pb, samples_to_pb, stats_to_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -17,9 +17,11 @@ log = logging.getLogger(__name__)
 
 class Answer:
     """The finishing sample is held back until the engine's `Done` (same report, as a rule), so that finish and stats leave
-    as one terminal output."""
+    as one terminal output. `gather_tokens`: as in `Submit`."""
 
-    def __init__(self, request_id: str, stream: RouterStream, worker_id: str, reason: str) -> None:
+    def __init__(
+        self, request_id: str, stream: RouterStream, worker_id: str, reason: str, gather_tokens: int = 0
+    ) -> None:
         self.id = request_id
         self.stream = stream
         self.over = False
@@ -34,6 +36,8 @@ class Answer:
         self.prefill_stats: RequestStats | None = None
         self.faulty_prefill_workers: list[str] = []
         self._worker_id = worker_id
+        self._gather_tokens = gather_tokens
+        self._gathered: list[Sample] = []
         self._last: Sample | None = None
         self._started_s = time.monotonic()
         self._first_s: float | None = None
@@ -42,17 +46,23 @@ class Answer:
         """Queues tokens for this report's message; nothing once a finishing one was seen."""
         if self.over or self._last is not None or not samples:
             return
-        if self._first_s is None:
+        first = self._first_s is None
+        if first:
             self._first_s = time.monotonic() - self._started_s
         self.tokens += len(samples)
         if samples[-1].finish is not None:
             self._last = samples[-1]
             samples = samples[:-1]
-        if samples:
-            self.stream.add(pb.Output(id=self.id, samples=samples_to_pb(samples)))
+        self._gathered += samples
+        if self._gathered and (first or len(self._gathered) >= self._gather_tokens):
+            self.stream.add(pb.Output(id=self.id, samples=samples_to_pb(self._gathered)))
+            self._gathered = []
 
     def add_token(self, token_id: int) -> None:
         """`add` of a token of which there is no more to say; a finishing one will follow."""
+        if self._gather_tokens > 1:
+            self.add((Sample(token_id),))
+            return
         if self.over or self._last is not None:
             return
         if self._first_s is None:
@@ -86,11 +96,11 @@ class Answer:
             return
         self.over = True
         self.outcome = error.reason if error is not None else "ok"
-        output = pb.Output(id=self.id, stats=stats_to_pb(stats))
+        output = pb.Output(id=self.id, samples=samples_to_pb(self._gathered), stats=stats_to_pb(stats))
         if error is not None:
             output.error.CopyFrom(error_to_pb(error))
         elif self._last is not None:
-            output.samples.extend(samples_to_pb((self._last,)))
+            output.samples.append(sample_to_pb(self._last))
         self.stream.add(output)
         self._log(error, stats)
 

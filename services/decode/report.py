@@ -99,7 +99,7 @@ class Requests:
         self._front.check_not_draining()
         request = request_from_submit(message)
         check_request(request, self._front.ready, generates=True)
-        answer = Answer(request.id, stream, self._front.worker_id, message.reason)
+        answer = Answer(request.id, stream, self._front.worker_id, message.reason, message.gather_tokens)
         own = self._config.local_max_tokens
         limit = message.local_max_tokens if message.HasField("local_max_tokens") else own
         entry = Running(request, answer, tuple(message.candidates), message.idempotency_id, limit)

@@ -7,8 +7,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -116,7 +116,7 @@ class Generator:
     async def run(self, job: Job, outcome: Outcome, shortcut: Shortcut | None = None) -> AsyncGenerator[Piece, None]:
         """Pieces until one has `finish`. Raises the request's error, also after some pieces. What `shortcut` takes is in no
         piece."""
-        async with self._counted(outcome):
+        with self._counted(outcome):
             prompt = PromptKeys(job.packed, job.tenant, job.cache_salt)
             recovery = Recovery(job.pinned)
             stop_ids = frozenset(job.sampling.stop_token_ids) | frozenset(self._text.eos_token_ids)
@@ -145,8 +145,8 @@ class Generator:
             "a request leaves worker %s after %d tokens: %s", choice.decode.id, len(outcome.sent), error.message
         )
 
-    @asynccontextmanager
-    async def _counted(self, outcome: Outcome) -> AsyncIterator[None]:
+    @contextmanager
+    def _counted(self, outcome: Outcome) -> Iterator[None]:
         """The account of how it ended."""
         self._running += 1
         self._metrics.in_flight.inc()
@@ -218,7 +218,7 @@ class Generator:
             if sampling.grammar is not None and GRAMMAR not in choice.decode.features:
                 raise NoCapacity(f"worker {choice.decode.id} is of a release without structured outputs")
             stream = self._dispatcher.submit(
-                choice.decode, submission(id, job.id, prompt.packed, root, sampling, choice, outcome.sent)
+                choice.decode, submission(id, job.id, prompt.packed, root, sampling, choice, outcome.sent, at_once)
             )
             stream.on_begun = lambda: self._begun(id, choice, outcome)
             if shortcut is not None and not job.stops and job.sampling.logprobs is None:

@@ -8,6 +8,8 @@ from twinflow.contracts.requests import SamplingParams
 from twinflow.rpc import convert
 from twinflow.rpc.v1 import engine_pb2 as pb
 
+GATHER_TOKENS = 32  # of a whole answer; so many are computed again, at most, if its worker is lost
+
 
 def submission(
     id: str,
@@ -17,9 +19,10 @@ def submission(
     sampling: SamplingParams,
     choice: Choice,
     sent: Sequence[int] = (),
+    at_once: bool = False,
 ) -> pb.Submit:
-    """`id` is the attempt's. `sent`: tokens that the client has from an earlier attempt; they count as generated. Candidates go
-    along with a local choice too: the decode worker's own match decides."""
+    """`id` is the attempt's. `sent`: tokens that the client has from an earlier attempt; they count as generated. `at_once`:
+    nobody looks at a part of the reply. Candidates go along with a local choice too: the decode worker's own match decides."""
     return pb.Submit(
         id=id,
         prompt=prompt,
@@ -38,4 +41,5 @@ def submission(
         reason=choice.reason.value,
         idempotency_id=idempotency_id,
         local_max_tokens=choice.local_max_tokens,
+        gather_tokens=GATHER_TOKENS if at_once else 0,
     )

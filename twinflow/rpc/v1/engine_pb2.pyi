@@ -264,7 +264,7 @@ class RouterHello(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("id", "prompt", "sampling", "root", "forced", "candidates", "reason", "idempotency_id", "local_max_tokens")
+    __slots__ = ("id", "prompt", "sampling", "root", "forced", "candidates", "reason", "idempotency_id", "local_max_tokens", "gather_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +274,7 @@ class Submit(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_ID_FIELD_NUMBER: _ClassVar[int]
     LOCAL_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GATHER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: str
     prompt: bytes
     sampling: Sampling
@@ -283,7 +284,8 @@ class Submit(_message.Message):
     reason: str
     idempotency_id: str
     local_max_tokens: int
-    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., root: _Optional[bytes] = ..., forced: _Optional[bytes] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., idempotency_id: _Optional[str] = ..., local_max_tokens: _Optional[int] = ...) -> None: ...
+    gather_tokens: int
+    def __init__(self, id: _Optional[str] = ..., prompt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., root: _Optional[bytes] = ..., forced: _Optional[bytes] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., reason: _Optional[str] = ..., idempotency_id: _Optional[str] = ..., local_max_tokens: _Optional[int] = ..., gather_tokens: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("worker_id", "incarnation", "addresses", "predicted_usable_tokens")
