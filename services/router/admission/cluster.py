@@ -36,7 +36,7 @@ class Cluster:
         """One of each role, then the next ones: where there is plenty of room, the first few tell. Of a handful it takes longer
         to go in turn than to look at all."""
         if len(self._view) <= FEW:
-            yield from self._view.snapshot().workers
+            yield from self._view.each()
             return
         for each in zip_longest(*(self._view.each(role) for role in Role)):
             yield from (facts for facts in each if facts is not None)

@@ -2,9 +2,9 @@
 
 import asyncio
 import dataclasses
+import os
 import random
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -214,4 +214,4 @@ def _stats(o: Outcome) -> dict[str, Any]:
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}-{os.urandom(16).hex()}"

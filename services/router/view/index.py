@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.router.view.expected import Expected, words_of
-from services.router.view.prompt import PromptKeys
+from services.router.view.prompt import FEW_BLOCKS, PromptKeys
 from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
 from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
 from twinflow.contracts.workers import WorkerRecord
 
 CHECKPOINT = 0x5DEECE66D51A7E57  # a checkpoint's key: its hash's, with these bits turned
 FIRST_BLOCKS, MORE_BLOCKS = 64, 1024  # looked up at a time: many prompts end soon
-FEW_BLOCKS, FEW_COLUMNS = 16, 8  # of prompts that are looked up block by block
+FEW_COLUMNS = 8  # of those that hold a prompt that is looked up block by block
 MAX_GATHERED = 1024  # keys written and not in the table yet
 MAX_TAILS = 256  # mid-block positions whose hashes are tried per prompt, about 1 µs each
 MAX_POSITION = 1 << 22  # of mid-block checkpoints that are remembered

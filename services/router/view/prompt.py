@@ -9,6 +9,7 @@ from twinflow.contracts.hashing import HASH_BYTES, TOKEN_BYTES, chain_hashes, ro
 from twinflow.contracts.workers import WorkerRecord
 
 KEY_BYTES = 8
+FEW_BLOCKS = 16  # of prompts that are looked up block by block: fewer are not worth an array
 
 
 class PromptKeys:
@@ -51,7 +52,9 @@ class PromptKeys:
         key = (record.fingerprint, record.block_tokens)
         numbers = self._numbers.get(key)
         if numbers is None:
-            numbers = self._numbers[key] = keys_of(self.block_hashes(record)).tolist()
+            hashes = self.block_hashes(record)
+            few = len(hashes) <= FEW_BLOCKS
+            numbers = self._numbers[key] = list(map(key_of, hashes)) if few else keys_of(hashes).tolist()
         return numbers
 
     def tail_keys(self, record: WorkerRecord, positions: Sequence[int]) -> U64:

@@ -192,11 +192,11 @@ class View:
             facts.append(self._facts(worker, found, detail, now))
         return Snapshot(tuple(facts), self._fleet.copy(), self.breakers.open(), self._reply_tokens)
 
-    def each(self, role: Role) -> Iterator[WorkerFacts]:
-        """The load of every worker of a role now, made as it is asked for; nothing may change meanwhile."""
+    def each(self, role: Role | None = None) -> Iterator[WorkerFacts]:
+        """The load of every worker (of a role) now, made as it is asked for; nothing may change meanwhile."""
         now = self._clock()
         for worker in self._workers.values():
-            if worker.record.role is role:
+            if role is None or worker.record.role is role:
                 yield self._facts(worker, None, False, now)
 
     @property
