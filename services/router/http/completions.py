@@ -14,7 +14,7 @@ from services.router.generation import Job, Outcome
 from services.router.http.access import key_of
 from services.router.http.api import Api, collect_all, decision_headers, held, merge, new_id, stats, usage, wants_stats
 from services.router.http.events import DONE, EventFrame, Lane, Whole, event, open_events, unless_gone
-from services.router.http.fields import MAX_LOGPROBS, GenerationFields, are_ids, known_ids
+from services.router.http.fields import MAX_LOGPROBS, GenerationFields, Ids, as_ids
 from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar
 from services.router.text.reply import TokenText
@@ -28,18 +28,21 @@ class CompletionFields(GenerationFields):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    def prompts(self, most: int) -> list[str | list[int]]:
+    def prompts(self, most: int) -> list[str | Ids]:
         """Raises BadRequest unless it is a string, token ids, or a non-empty list of one kind of these."""
-        p = self.prompt
-        if isinstance(p, str) or are_ids(p):
-            return [p]
-        if not isinstance(p, list) or not p or not (all(isinstance(x, str) for x in p) or all(map(are_ids, p))):
+        one = self.prompt if isinstance(self.prompt, str) else as_ids(self.prompt)
+        if one is not None:
+            return [one]
+        given: list[Any] = self.prompt if isinstance(self.prompt, list) else []
+        texts: list[str | Ids] = [p for p in given if isinstance(p, str)]
+        found = texts or [p for p in map(as_ids, given) if p is not None]
+        if not given or len(found) != len(given):
             raise BadRequest(
                 "prompt: expected a string, a list of strings, token ids or lists of token ids", param="prompt"
             )
-        if len(p) > most:
-            raise BadRequest(f"prompt: at most {most} prompts in one request, got {len(p)}", param="prompt")
-        return p
+        if len(given) > most:
+            raise BadRequest(f"prompt: at most {most} prompts in one request, got {len(given)}", param="prompt")
+        return found
 
 
 def completion_routes(api: Api) -> APIRouter:
@@ -70,7 +73,7 @@ async def make_jobs(api: Api, id: str, fields: CompletionFields, key: KeyFacts) 
         if isinstance(prompt, str):
             ids = await api.text.encode(prompt, add_special_tokens=True)
         else:
-            ids = known_ids(prompt, api.text.vocab_size, where, "prompt")
+            ids = prompt.known(api.text.vocab_size, where, "prompt")
         if not ids:
             raise BadRequest(f"{where} is empty", param="prompt")
         all_ids.append(ids)
@@ -85,7 +88,7 @@ def echoed(api: Api, fields: CompletionFields, count: int) -> list[str]:
     if not fields.echo:
         return [""] * count
     prompts = fields.prompts(api.config.max_prompts)
-    texts = [p if isinstance(p, str) else api.text.decode(p) for p in prompts]
+    texts = [p if isinstance(p, str) else api.text.decode(p.tokens) for p in prompts]
     return [text for text in texts for _ in range(fields.n)]
 
 

@@ -5,7 +5,7 @@ Null means "not given", as in OpenAI's API. Everything unknown is refused by nam
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
@@ -142,29 +142,33 @@ def _in_vocabulary(id: int, vocab: int, param: str) -> int:
     return id
 
 
-def known_ids(ids: list[int], vocab: int, where: str, param: str) -> bytes:
-    """Packed. Raises BadRequest for ids outside the vocabulary."""
-    try:
-        packed = pack_tokens(ids)
-        if not packed or int(np.frombuffer(packed, np.uint32).max()) < vocab:
-            return packed
-    except OverflowError:
-        pass
-    token = next(token for token in ids if not 0 <= token < vocab)
-    raise BadRequest(f"{where}: token id {token} is outside the vocabulary of {vocab}", param=param)
+class Ids(NamedTuple):
+    """A prompt of token ids. `packed` is empty where one of them is no uint32."""
+
+    tokens: list[int]
+    packed: bytes
+
+    def known(self, vocab: int, where: str, param: str) -> bytes:
+        """Packed. Raises BadRequest for ids outside the vocabulary."""
+        if self.packed and int(np.frombuffer(self.packed, np.uint32).max()) < vocab:
+            return self.packed
+        token = next(token for token in self.tokens if not 0 <= token < vocab)
+        raise BadRequest(f"{where}: token id {token} is outside the vocabulary of {vocab}", param=param)
 
 
-def are_ids(value: Any) -> bool:
-    """A list of whole numbers, not empty. Long ones are common, so that they are not looked at one by one."""
+def as_ids(value: Any) -> Ids | None:
+    """A list of whole numbers, not empty; None for anything else. Long ones are common, so that they are not looked at one by
+    one."""
     if not isinstance(value, list) or not value or type(value[0]) is not int:
-        return False
+        return None
     try:
-        small = np.flatnonzero(np.frombuffer(pack_tokens(value), np.uint32) <= 1)  # true and false are among them
+        packed = pack_tokens(value)
     except OverflowError:
-        return set(map(type, value)) == {int}
+        return Ids(value, b"") if set(map(type, value)) == {int} else None
     except TypeError:
-        return False
-    return all(type(value[at]) is int for at in small.tolist())
+        return None
+    small = np.flatnonzero(np.frombuffer(packed, np.uint32) <= 1)  # true and false are among them
+    return Ids(value, packed) if all(type(value[at]) is int for at in small.tolist()) else None
 
 
 def drop_neutral(

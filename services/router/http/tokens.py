@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from services.router.http.api import Api
 from services.router.http.conversation import ConversationFields, render_chat
-from services.router.http.fields import known_ids
+from services.router.http.fields import as_ids
 from services.router.http.parse import read_fields
 from twinflow.contracts.hashing import unpack_tokens
 
@@ -61,7 +61,9 @@ def token_routes(api: Api, longest_tokens: Callable[[], int | None]) -> APIRoute
         fields = await read_fields(
             request, lambda _: DetokenizeFields, api.config.model_name, api.config.max_body_bytes
         )
-        known_ids(fields.tokens, api.text.vocab_size, "tokens", "tokens")
+        ids = as_ids(fields.tokens)
+        if ids is not None:
+            ids.known(api.text.vocab_size, "tokens", "tokens")
         return {"prompt": api.text.decode(fields.tokens)}
 
     return routes

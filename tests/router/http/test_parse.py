@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from services.router.http.fields import are_ids, known_ids
+from services.router.http.fields import as_ids
 from services.router.http.parse import parse_json
 from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.hashing import pack_tokens
@@ -79,12 +79,12 @@ def test_no_number_and_no_character(data: bytes) -> None:
     ],
     ids=repr,
 )  # fmt: skip
-def test_are_ids(ids: object, wanted: bool) -> None:
-    assert are_ids(ids) is wanted
+def test_as_ids(ids: object, wanted: bool) -> None:
+    assert (as_ids(ids) is not None) is wanted
 
 
 @pytest.mark.parametrize("bad", [-1, 100, 2**32, 2**32 + 5, 10**30], ids=str)
 def test_ids_outside_the_vocabulary(bad: int) -> None:
-    assert known_ids([0, 99], 100, "prompt", "prompt") == pack_tokens([0, 99])
+    assert as_ids([0, 99]).known(100, "prompt", "prompt") == pack_tokens([0, 99])
     with pytest.raises(BadRequest, match=rf"token id {bad} is outside the vocabulary of 100"):
-        known_ids([5, bad, 7], 100, "prompt", "prompt")
+        as_ids([5, bad, 7]).known(100, "prompt", "prompt")
