@@ -22,6 +22,7 @@ from twinflow.contracts.hashing import pack_tokens
 MAX_WORDS = 65_536  # that are remembered, about 200 B each
 MAX_WORD_CHARS = 32
 AT_ONCE_CHARS = 8_192  # longer texts are done in slices
+LEARN_CHARS = 8_192  # that go to the library in one slice, about 4 ms
 SLICE_WORDS = 2_048  # about 1 ms
 
 # ASCII, the rest of Latin-1, dashes and quotation marks: nothing in there changes in normal form C.
@@ -37,7 +38,8 @@ _PART = re.compile(
 
 
 class Unfit(Exception):
-    """The pattern leaves out something of this text. The library takes that for a piece, too."""
+    """The text is the library's, after all: the pattern leaves out something of it, which the library takes for a piece, too; or
+    there is more to learn in it than others can wait for."""
 
 
 class Words:
@@ -96,6 +98,8 @@ class Words:
         if None not in found:
             return b"".join(found)  # type: ignore[arg-type]
         new = dict.fromkeys(piece for piece, ids in zip(pieces, found, strict=True) if ids is None)
+        if sum(map(len, new)) > LEARN_CHARS:
+            raise Unfit
         encoded = self._tokenizer.encode_batch_fast(list(new), add_special_tokens=False)
         learnt = {piece: pack_tokens(e.ids) for piece, e in zip(new, encoded, strict=True)}
         packed = b"".join([learnt[piece] if ids is None else ids for piece, ids in zip(pieces, found, strict=True)])

@@ -1,6 +1,7 @@
 """Ids by the word are the library's, whatever the text; where that is not known to be so, the library is asked."""
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,24 @@ async def test_what_the_pattern_leaves_out_is_left_to_the_library():
             list(words.encode(text))
         encoded = await ModelText(tokenizer, ChatTemplate({}, {}), ()).encode(text, add_special_tokens=False)
         assert unpack_tokens(encoded) == by_library(tokenizer, text)
+
+
+@pytest.mark.parametrize("told", ["a" * 9000, " ".join("b" * n for n in range(200))], ids=["one word", "many"])
+async def test_what_takes_long_to_learn_is_left_to_the_library_and_its_thread(told, monkeypatch):
+    tokenizer = build()
+    words, text = Words.of(tokenizer), ModelText(tokenizer, ChatTemplate({}, {}), ())
+    with pytest.raises(Unfit):
+        list(words.encode(told))
+    assert not words._known
+    threads, slow = [], text.encode_now
+
+    def encode_now(*args, **options):
+        threads.append(threading.current_thread())
+        return slow(*args, **options)
+
+    monkeypatch.setattr(text, "encode_now", encode_now)
+    assert unpack_tokens(await text.encode(told, add_special_tokens=False)) == by_library(tokenizer, told)
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
 
 
 async def test_a_text_of_any_kind_through_the_model():
