@@ -70,10 +70,10 @@ class ChatTemplate:
             self._templates = {name: env.from_string(text) for name, text in sources.items()}
         except jinja2.TemplateError as e:
             raise ModelError(f"the model's chat template does not parse: {e}") from e
-        for template in self._templates.values():
-            template.globals = dict(
-                template.globals
-            )  # copied for each rendering, which takes a chain of them much longer
+        for (
+            template
+        ) in self._templates.values():  # a plain table: it is copied for each rendering, and a chain is slow to copy
+            template.globals = dict(template.globals)
         self._special_tokens = dict(special_tokens)
 
     def __bool__(self) -> bool:
