@@ -7,11 +7,11 @@ import torch
 
 from benchmarks.kernels.shapes import HK, HV, K, bf16, shape_of, state_of
 from benchmarks.kernels.timing import Bench
-from twinflow.kernels.chunk_scan.hopper import scan_corrected_chunks, suits
 from twinflow.kernels.chunk_scan.triton import scan_chunks
 from twinflow.kernels.gated_delta_rule.decode import gated_delta_decode
 from twinflow.kernels.gated_delta_rule.prepare import prepare_chunks
 from twinflow.kernels.gated_delta_rule.triton import gated_delta
+from twinflow.kernels.triton_tools import runs_gluon
 
 
 def delta_case(lens: tuple[int, ...]) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
@@ -61,7 +61,9 @@ def delta_prefill(bench: Bench) -> None:
             name = "  its preparation {} heads, {} warps, {} registers".format(*shape_of_program)
             bench.add(name, shape, lambda: prepare(*shape_of_program), moved, operations)
         chunks, out = prepare(), torch.empty_like(v)
-        for parts in (1, 2) if suits(q, k, v) else ():
+        for parts in (1, 2) if runs_gluon(q.device) else ():
+            from twinflow.kernels.chunk_scan.hopper import scan_corrected_chunks
+
             left_running = partial(scan_corrected_chunks, q, k, v, chunks, out, *where, parts=parts)
             bench.add(f"  its scan left running, {parts} parts", shape, left_running, moved, operations)
         variants = ((64, 4, 3), (64, 4, 2), (64, 4, 1), (128, 8, 3), (128, 8, 2), (32, 4, 3), (32, 4, 2), (32, 2, 3))

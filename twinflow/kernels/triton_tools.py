@@ -40,6 +40,17 @@ def shared_bytes(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
+@lru_cache
+def runs_gluon(device: torch.device) -> bool:
+    """Whether the kernels written in Gluon run there: Hopper alone has what they multiply with, and Gluon still changes with
+    each release of Triton."""
+    return (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device) == (9, 0)
+        and triton.__version__.split(".")[:2] == ["3", "6"]
+    )
+
+
 @triton.jit
 def find_sequence(cu_seqlens, sequences, block, SIZE: tl.constexpr):
     """The largest s with `cu_seqlens[s] // SIZE + s <= block`: sequence s owns the blocks from there on."""

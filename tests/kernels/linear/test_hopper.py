@@ -139,13 +139,13 @@ def test_swiglu_of_many_tokens_goes_where_it_can_run(monkeypatch: pytest.MonkeyP
 def test_what_it_can_run(
     monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, start: int, inner: int, dtype: torch.dtype, runs: bool
 ) -> None:
-    monkeypatch.setattr(hopper, "available", lambda device: True)
+    monkeypatch.setattr(hopper, "runs_gluon", lambda device: True)
     x = torch.zeros(rows, 320, dtype=dtype)[:, start : start + inner]
     assert hopper.can_run(x, torch.zeros(2 * columns, inner, dtype=dtype)) is runs
 
 
 def test_nothing_but_hopper_runs_it() -> None:
-    assert not hopper.available(torch.device("cpu"))
+    assert not hopper.runs_gluon(torch.device("cpu"))
     x, weight = inputs(hopper.MIN_TOKENS, 64, 256, torch.bfloat16, "cpu")
     assert not hopper.can_run(x, weight) and not hopper.faster(x, weight)
 

@@ -8,10 +8,10 @@ exactness, which matrix units don't give: they run token by token.
 import torch
 
 from twinflow.kernels.base import Snapshots
-from twinflow.kernels.chunk_scan.hopper import scan_corrected_chunks, suits
-from twinflow.kernels.chunk_scan.triton import scan_chunks
+from twinflow.kernels.chunk_scan.triton import Chunks, scan_chunks
 from twinflow.kernels.gated_delta_rule.prepare import prepare_chunks
 from twinflow.kernels.gated_delta_rule.recurrent import run_tokens
+from twinflow.kernels.triton_tools import runs_gluon
 
 
 def gated_delta(
@@ -45,8 +45,25 @@ def gated_delta(
         run_tokens(q, k, v, a, b, a_log, dt_bias, out, *where, l2norm_eps, only_single=chunked, snapshots=snapshots)
     if longer and chunked:
         chunks = prepare_chunks(q, k, a, b, a_log, dt_bias, cu_seqlens, len(seq_lens), l2norm_eps)
-        if suits(q, k, v):
-            scan_corrected_chunks(q, k, v, chunks, out, *where, snapshots)
-        else:
+        if not (runs_gluon(q.device) and _scanned_on_hopper(q, k, v, chunks, out, where, snapshots)):
             scan_chunks(q, k, v, chunks, None, out, *where, snapshots)
     return out
+
+
+def _scanned_on_hopper(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    chunks: Chunks,
+    out: torch.Tensor,
+    where: tuple[torch.Tensor, ...],
+    snapshots: Snapshots | None,
+) -> bool:
+    """Whether it was; not where the shapes are others than that scan is written for."""
+    from twinflow.kernels.chunk_scan import hopper  # other releases of Triton may not have what it imports
+
+    if not hopper.suits(q, k, v):
+        return False
+    state, state_rows, fresh, cu_seqlens = where
+    hopper.scan_corrected_chunks(q, k, v, chunks, out, state, state_rows, fresh, cu_seqlens, snapshots)
+    return True

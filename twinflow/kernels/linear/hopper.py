@@ -6,13 +6,10 @@ shared memory, so that the two products are never written. Written in Gluon, sin
 here. Descriptors of the tensors are made on the host and are parameters of the launch: a CUDA graph keeps them.
 """
 
-import importlib.util
-from functools import lru_cache
-
 import torch
 import triton
 
-from twinflow.kernels.triton_tools import multiprocessors
+from twinflow.kernels.triton_tools import multiprocessors, runs_gluon
 
 MIN_TOKENS = 1024  # from so many on it is faster than the product and the activation apart (docs/performance.md)
 GROUPS = 2  # warpgroups that multiply
@@ -27,21 +24,11 @@ MULTIPLIER_REGISTERS = 240  # once the loading warp has given its own away
 LOADER_REGISTERS = 24
 
 
-@lru_cache
-def available(device: torch.device) -> bool:
-    """Hopper alone: what the kernel multiplies with came with it and went with it."""
-    return (
-        device.type == "cuda"
-        and torch.cuda.get_device_capability(device) == (9, 0)
-        and importlib.util.find_spec("triton.experimental.gluon") is not None
-    )
-
-
 def can_run(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
     """Whether the kernel takes these: x (T, in), gate_up (2n, in) contiguous. Rows have to start at multiples of 16 bytes,
     and to be long enough for the second warpgroup's lag."""
     return (
-        available(x.device)
+        runs_gluon(x.device)
         and x.dtype in (torch.bfloat16, torch.float16)
         and gate_up.dtype == x.dtype
         and gate_up.is_contiguous()
