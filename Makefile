@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --retries 10 --t
 # One thread per process: torch on small tensors is several times faster so, and test processes share the cores.
 RUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # One process more than CI has cores: many tests wait, for a cluster to start or for a silence to be noticed.
-PROCESSES ?= 3
+PROCESSES ?= 2
 PYTEST := $(RUN) $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations 10
 
 .DEFAULT_GOAL := help

@@ -1,6 +1,6 @@
 """What each folder of tests may take of `make test`, and the table of what it took, printed when a run ends.
 
-Seconds as pytest counts them (setup, call and teardown of each test), of a run with three processes on two idle cores. The
+Seconds as pytest counts them (setup, call and teardown of each test), of a run with two processes on two idle cores. The
 processes share what is listed, and each first spends half a minute on imports and collection. Nothing fails on time: on a busy
 machine all of it is longer.
 """
@@ -11,27 +11,27 @@ from pathlib import PurePosixPath
 
 import pytest
 
-RUN_S = 9 * 60
-PROCESSES = 3
+RUN_S = 11 * 60
+PROCESSES = 2
 COLLECTION_S = 40
 FOLDERS_S = {
     "bench": 5,
-    "benchmarks": 30,
-    "cache": 45,
-    "chaos": 50,
-    "cli": 65,
+    "benchmarks": 20,
+    "cache": 35,
+    "chaos": 45,
+    "cli": 50,
     "contracts": 5,
-    "e2e": 280,
-    "engine": 145,
-    "flow": 90,
-    "grammar": 15,
-    "kernels": 230,
-    "models": 40,
-    "node": 30,
-    "router": 280,
+    "e2e": 240,
+    "engine": 120,
+    "flow": 75,
+    "grammar": 10,
+    "kernels": 190,
+    "models": 35,
+    "node": 25,
+    "router": 225,
     "rpc": 5,
-    "services": 50,
-    "transfer": 130,
+    "services": 40,
+    "transfer": 115,
 }
 
 

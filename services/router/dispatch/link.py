@@ -92,6 +92,8 @@ class WorkerLink:
         pause_s, last_problem = 0.1, ""
         while True:
             problem, was_up = await self._dial()
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError  # gRPC may have told of it as of a failed call
             self.give_up(WorkerLost(f"decode worker {self.record.id} was lost: {problem}"))
             if was_up or problem != last_problem:
                 log.warning("no session with worker %s at %s: %s", self.record.id, self.record.addresses[0], problem)

@@ -300,7 +300,6 @@ async def test_a_flooding_key_does_not_make_another_wait(model_folder, tmp_path)
         served = [s.prompt[0] for s in worker.submits]
         assert len(served) == 34 and [i for i, who in enumerate(served) if who == 8] == [2, 4, 6]
         assert await metric(c, "twinflow_router_queue_wait_seconds_count") == 34
-        assert await metric(c, 'twinflow_router_queue_wait_seconds_bucket{le="0.001"}') == 1
 
 
 async def test_under_saturation_the_excess_waits_here(model_folder):
