@@ -70,9 +70,8 @@ class ChatTemplate:
             self._templates = {name: env.from_string(text) for name, text in sources.items()}
         except jinja2.TemplateError as e:
             raise ModelError(f"the model's chat template does not parse: {e}") from e
-        for (
-            template
-        ) in self._templates.values():  # a plain table: it is copied for each rendering, and a chain is slow to copy
+        # A plain table: it is copied for each rendering, and the chain that it was takes much longer to copy.
+        for template in self._templates.values():
             template.globals = dict(template.globals)
         self._special_tokens = dict(special_tokens)
 
