@@ -153,8 +153,6 @@ def _decode(
     query_newest = tl.load(token + queries, mask=in_k, other=0.0)
     key_newest = tl.load(token + keys, mask=in_k, other=0.0)
     value_newest = tl.load(token + values, mask=in_v, other=0.0)
-    query_shifted = _shifted(slots, token, group * K, known, K, TAPS)
-    key_shifted = _shifted(slots, token, (HEADS // GROUP + group) * K, known, K, TAPS)
     value_shifted = _shifted(slots, token, 2 * (HEADS // GROUP) * K + head * V, known, V, TAPS)
     gate = tl.load(z + seq * z_stride + head * V + vc, mask=in_v, other=0.0).to(tl.float32)
     step = tl.load(a + seq * a_stride + head).to(tl.float32) + bias
@@ -162,19 +160,21 @@ def _decode(
     query = _convolved(query_before, query_newest, conv, queries, in_k, TAPS)
     key = _convolved(key_before, key_newest, conv, keys, in_k, TAPS)
     value = _convolved(value_before, value_newest, conv, values, in_v, TAPS)
-    # While the state is on its way. The barrier keeps the writes of one thread, here or in another program, behind the reads
-    # of all others.
+    # While the state is on its way. The barrier keeps the writes of one thread behind the reads of all others.
     tl.debug_barrier()
     _shift(value_shifted, slots, 2 * (HEADS // GROUP) * K + head * V, stored, V, TAPS)
+    query_square, key_square = tl.sum(query * query, 0), tl.sum(key * key, 0)
     last = True
     if GROUP > 1:
-        ticket = tickets + seq * (HEADS // GROUP) + group
-        last = tl.atomic_add(ticket, 1, sem="acq_rel") == GROUP - 1
+        # An atomic that orders memory would wait for the state. Reads of other programs must be over before the last one writes,
+        # and these are: the ticket is drawn where the sums of what was read lead to, which are never negative.
+        ticket = tickets + seq * (HEADS // GROUP) + group + tl.where((query_square < 0.0) | (key_square < 0.0), 1, 0)
+        last = tl.atomic_add(ticket, 1, sem="relaxed") == GROUP - 1
         tl.store(ticket, 0, mask=last)
-    _shift(query_shifted, slots, group * K, stored & last, K, TAPS)
-    _shift(key_shifted, slots, (HEADS // GROUP + group) * K, stored & last, K, TAPS)
-    query *= tl.rsqrt(tl.sum(query * query, 0) + l2norm_eps) * SCALE
-    key *= tl.rsqrt(tl.sum(key * key, 0) + l2norm_eps)
+    _shift_tile(query_before, query_newest, slots, queries, in_k, stored & last, TAPS)
+    _shift_tile(key_before, key_newest, slots, keys, in_k, stored & last, TAPS)
+    query *= tl.rsqrt(query_square + l2norm_eps) * SCALE
+    key *= tl.rsqrt(key_square + l2norm_eps)
     decay = tl.exp(rate * softplus(step))
     s = s.to(tl.float32)
     # Both products are taken of the state as it was, so that neither waits for the update.
@@ -219,3 +219,12 @@ def _shifted(slots, token, first, known, COUNT: tl.constexpr, TAPS: tl.constexpr
 def _shift(shifted, slots, first, stored, COUNT: tl.constexpr, TAPS: tl.constexpr):
     at = tl.arange(0, triton.next_power_of_2(COUNT * (TAPS - 1)))
     tl.store(slots + first * (TAPS - 1) + at, shifted, mask=(at < COUNT * (TAPS - 1)) & stored)
+
+
+@triton.jit
+def _shift_tile(before, newest, slots, channel, live, stored, TAPS: tl.constexpr):
+    """The same from what was read for the convolution."""
+    slot = tl.arange(0, triton.next_power_of_2(TAPS - 1))[None, :]
+    mask = live[:, None] & stored & (slot > 0) & (slot < TAPS - 1)
+    tl.store(slots + channel[:, None] * (TAPS - 1) + slot - 1, before, mask=mask)
+    tl.store(slots + channel * (TAPS - 1) + TAPS - 2, newest.to(slots.dtype.element_ty), mask=live & stored)
