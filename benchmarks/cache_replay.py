@@ -44,7 +44,7 @@ SHARES = (0.1, 0.25)
 TUNED_ON = {"mooncake_conversation_trace": 3_000}  # the constants of eviction were chosen on its first requests
 MODES = {"one at a time": Service(hold=0.0), "overlapping": Service(), "busy": Service(hold=4.0)}
 SIZES_GIB, ALL_GIB = (32, 128, 512), 4096  # contested; and room for everything
-LIMIT, QUICK_LIMIT, QUICK_GIB = 6_000, 400, (8, 32)
+QUICK_LIMIT, QUICK_GIB = 400, (8, 32)
 
 
 def qwen35_4b(block_tokens: int = TRACE_BLOCK_TOKENS) -> CacheLayout:
@@ -259,14 +259,12 @@ def main() -> None:
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--gib", nargs="+", type=int, default=SIZES_GIB)
     parser.add_argument("--modes", nargs="+", default=["one at a time", "overlapping"], choices=list(MODES))
-    parser.add_argument(
-        "--limit", type=int, default=LIMIT, help=f"first requests of a trace (default {LIMIT}, 0 = all)"
-    )
+    parser.add_argument("--limit", type=int, help="first requests of a trace (default: all)")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_LIMIT} requests, {QUICK_GIB} GiB")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     parser.add_argument("--json", type=Path, help="the points, for cache_picture")
     args = parser.parse_args()
-    limit, sizes = (QUICK_LIMIT, QUICK_GIB) if args.quick else (args.limit or None, args.gib)
+    limit, sizes = (QUICK_LIMIT, QUICK_GIB) if args.quick else (args.limit, args.gib)
     runs = runs_of(args.traces, limit, args.modes, sizes)
     started = time.perf_counter()
     if args.jobs == 1:
