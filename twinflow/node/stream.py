@@ -35,6 +35,14 @@ async def calling(method: Callable[[], Any], outbox: Outbox[Any]) -> AsyncIterat
         await asyncio.gather(writer, return_exceptions=True)
 
 
+def end_if_cancelled() -> None:
+    """For loops that dial again: raises CancelledError if the task that calls it has been cancelled. gRPC tells a cancellation
+    that meets the end of its call as a failed call."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def _write(call: Any, outbox: Outbox[Any]) -> None:
     """Until the outbox is closed or the call is over: why it is, its reader is told."""
     try:

@@ -21,7 +21,7 @@ from twinflow.contracts.workers import WorkerRecord
 from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import Pulse, SessionTimes, describe, listen
-from twinflow.node.stream import calling
+from twinflow.node.stream import calling, end_if_cancelled
 from twinflow.rpc import convert
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -92,8 +92,7 @@ class WorkerLink:
         pause_s, last_problem = 0.1, ""
         while True:
             problem, was_up = await self._dial()
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise asyncio.CancelledError  # gRPC may have told of it as of a failed call
+            end_if_cancelled()
             self.give_up(WorkerLost(f"decode worker {self.record.id} was lost: {problem}"))
             if was_up or problem != last_problem:
                 log.warning("no session with worker %s at %s: %s", self.record.id, self.record.addresses[0], problem)

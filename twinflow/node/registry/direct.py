@@ -22,6 +22,7 @@ from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.workers import WorkerRecord
 from twinflow.node.registry.base import Change, record_problem
 from twinflow.node.registry.memory import MemoryRegistry
+from twinflow.node.stream import end_if_cancelled
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.convert import record_from_pb, record_to_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -156,6 +157,7 @@ class DirectRegistration:
         pause_s, last_problem = 0.1, ""
         while True:
             problem = await self._session(address)
+            end_if_cancelled()
             if address in self._joined:
                 self._joined.discard(address)
                 pause_s = 0.1
