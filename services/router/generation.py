@@ -90,7 +90,6 @@ class Outcome:
 class Shortcut(Protocol):
     """Takes text of a reply in the moment in which its token comes, in the stead of who takes the pieces."""
 
-    @property
     def ready(self) -> bool: ...
 
     def push(self, text: str) -> None:
@@ -257,6 +256,7 @@ class Generator:
                 late.cancel()
             if stream is not None:
                 outcome.stats, outcome.too_slow = stream.stats, stream.overflowed
+                outcome.completion_tokens = reply.completion_tokens
                 stream.close()
             self._placer.ended(Ended(id, choice, outcome.stats, ok, broke, outcome.completion_tokens))
 
@@ -282,16 +282,16 @@ class Generator:
 
 
 def _shortened(shortcut: Shortcut, outcome: Outcome, reply: Reply) -> Callable[[int], bool]:
-    """What takes plain tokens for as long as the shortcut is ready."""
+    """What takes plain tokens for as long as the shortcut is ready. It is called for nearly every token."""
+    ready, note, detokenise, push = shortcut.ready, outcome.sent.append, reply.push_plain, shortcut.push
 
     def take(token_id: int) -> bool:
-        if not shortcut.ready:
+        if not ready():
             return False
-        outcome.sent.append(token_id)
-        text = reply.push_plain(token_id)
-        outcome.completion_tokens = reply.completion_tokens
+        note(token_id)
+        text = detokenise(token_id)
         if text:
-            shortcut.push(text)
+            push(text)
         return True
 
     return take

@@ -45,14 +45,15 @@ class RequestStream:
         self.stats: RequestStats | None = None  # once the worker has told them
         self._news = asyncio.Event()
         self._rest = False  # whoever takes wants all that is still to come at once
-        self._idle = False  # whoever takes has taken everything and waits
         self.shortcut: Callable[[int], bool] | None = None  # see `put_token`
+        self._short: Callable[[int], bool] | None = None  # it, while whoever takes has taken everything and waits for more
         self.on_begun: Callable[[], None] | None = None  # called with the first token, before anybody can take it
 
     def put_token(self, token_id: int) -> None:
         """As `put` of one token that ends nothing and has no logprobs. After the first one, while the taker waits with nothing
         to take, it is offered to `shortcut` first, which may take it in its stead (True)."""
-        if self._idle and self.begun and self.shortcut is not None and self.shortcut(token_id):
+        short = self._short
+        if short is not None and short(token_id):
             return
         if self._rest and self.begun and not self._over:  # nobody is to be woken
             self._samples.append(Sample(token_id))
@@ -86,17 +87,18 @@ class RequestStream:
             self._wake()
 
     def _wake(self) -> None:
-        self._idle = False
+        self._short = None
         self._news.set()
 
     async def take(self) -> Batch:
         """Waits for news, takes all of it. Raises the request's error once the buffer is empty."""
         if not self._news.is_set():
-            self._idle = True
+            if self.begun:  # which it cannot become without waking whoever waits
+                self._short = self.shortcut
             try:
                 await self._news.wait()
             finally:
-                self._idle = False
+                self._short = None
         self._news.clear()
         if not self._samples and self._error is not None:
             raise self._error

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from twinflow.contracts.errors import Cancelled
 
 CLIENT = "twinflow.client"  # in the scope
+SIZES = tuple(b"%x\r\n" % size for size in range(1024))  # lines before most chunks
 
 
 class Client:
@@ -26,15 +27,15 @@ class Client:
         self._task: asyncio.Task[Any] | None = None
         self.left = False
 
-    @property
     def free(self) -> bool:
         """A chunk of the body can be written at once: the headers are out, and what was written before is not too much unread."""
         cycle = self._cycle
-        return not (self.left or cycle.flow.write_paused or cycle.response_complete) and bool(cycle.chunked_encoding)
+        return not (self.left or cycle.flow.write_paused or cycle.response_complete) and cycle.chunked_encoding is True
 
     def write_chunk(self, data: bytes) -> None:
         """Only while it is `free`; `data` is not empty."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        size = len(data)
+        self._cycle.transport.write(b"".join((SIZES[size] if size < len(SIZES) else b"%x\r\n" % size, data, b"\r\n")))
 
     def respond(self, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """A whole answer of status 200, in one write. Nothing may have been sent; the headers must be clean."""

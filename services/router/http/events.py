@@ -54,7 +54,7 @@ class EventFrame:
         self._before, self._after = event(payload).split(encoded(self.PLACE))
 
     def event(self, text: str) -> bytes:
-        return self._before + encode_basestring(text).encode() + self._after
+        return b"".join((self._before, encode_basestring(text).encode(), self._after))
 
 
 def named_event(payload: dict[str, Any]) -> bytes:
@@ -80,10 +80,9 @@ class Lane:
     def open(self, writer: "_Writer | None") -> None:
         self._writer = writer
 
-    @property
     def ready(self) -> bool:
         writer = self._writer
-        return writer is not None and writer.free
+        return writer is not None and writer.free()
 
     def push(self, text: str) -> None:
         """Only while it is ready."""
@@ -252,6 +251,7 @@ class _Writer:
         self._client = client
         self._limits = limits
         self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
         self._task = asyncio.current_task()
         self._blocked = False  # inside a write
         self._since_s = self._loop.time()  # that is so
@@ -267,16 +267,15 @@ class _Writer:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._blocked, self._since_s = False, self._loop.time()
 
-    @property
     def free(self) -> bool:
         """`write_now` would not have to wait."""
-        return not self._blocked and self._client is not None and self._client.free
+        return not self._blocked and self._client is not None and self._client.free()
 
     def write_now(self, body: bytes) -> None:
         """Only while it is free."""
         assert self._client is not None
         self._client.write_chunk(body)
-        self._since_s = self._loop.time()
+        self._since_s = self._now()
 
     async def end(self) -> None:
         await self.write(b"", more=False)

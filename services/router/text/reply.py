@@ -65,12 +65,10 @@ class Reply:
         return Piece(text, self._shown_tokens(), self.finish)
 
     def push_plain(self, token_id: int) -> str:
-        """As `push` of one token that ends nothing and has no logprobs, in a reply without stop strings."""
+        """As `push` of one token that ends nothing, in a reply without stop strings and logprobs: nobody needs to know how many
+        characters came before."""
         self.completion_tokens += 1
-        fresh = self._detokenizer.push(token_id)
-        self._seen_chars += len(fresh)
-        self._shown_chars += len(fresh)
-        return fresh
+        return self._detokenizer.push(token_id)
 
     def _add(self, sample: Sample, out: list[str]) -> None:
         if sample.logprobs is not None:
