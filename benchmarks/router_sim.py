@@ -85,6 +85,7 @@ class _Run:
 @dataclass(slots=True)
 class _Session:
     outbox: Outbox[pb.WorkerMessage]
+    columns: bool  # its router reads them
     runs: dict[str, _Run] = field(default_factory=dict)
     told_s: float = 0.0  # when its last message left
 
@@ -142,11 +143,11 @@ class SimWorker(rpc.WorkerServicer):
     async def Serve(
         self, request_iterator: AsyncIterator[pb.RouterMessage], context: "aio.ServicerContext[object, object]"
     ) -> AsyncIterator[pb.WorkerMessage]:
-        await anext(request_iterator)  # the router's hello
-        session = _Session(Outbox())
+        hello = (await anext(request_iterator)).hello
+        session = _Session(Outbox(), hello.columns)
         session.outbox.put(pb.WorkerMessage(hello=pb.WorkerHello(record=convert.record_to_pb(self.record), protocol=1)))
         self._sessions.append(session)
-        self._send(session, [])  # its load
+        self._send(session, pb.StepReport())  # its load
         helpers = [asyncio.create_task(self._read(request_iterator, session)), asyncio.create_task(_beat(session))]
         try:
             async for message in session.outbox:
@@ -164,7 +165,8 @@ class SimWorker(rpc.WorkerServicer):
                 case "cancel":
                     if session.runs.pop(message.cancel.id, None) is not None:
                         error = pb.Error(reason="cancelled", message="cancelled")
-                        self._send(session, [pb.Output(id=message.cancel.id, stats=_stats(), error=error)])
+                        output = pb.Output(id=message.cancel.id, stats=_stats(), error=error)
+                        self._send(session, pb.StepReport(outputs=[output]))
                 case "resync":
                     events = [
                         pb.CacheEvent(sequence=self._sequence, kind="block_stored", prefix_hash=h, position=p)
@@ -188,7 +190,7 @@ class SimWorker(rpc.WorkerServicer):
 
     def _begin(self, run: _Run, session: _Session) -> None:
         if self.pacing.first_at_once:
-            self._send(session, self._outputs([run], 1))
+            self._send(session, self._report([run], 1, session.columns))
         if run.left:
             session.runs[run.id] = run
 
@@ -224,14 +226,15 @@ class SimWorker(rpc.WorkerServicer):
 
     def _step(self) -> None:
         for session in self._sessions:
-            outputs = self._outputs(session.runs.values(), self.pacing.tokens_per_step)
+            step = self._report(session.runs.values(), self.pacing.tokens_per_step, session.columns)
             session.runs = {id: run for id, run in session.runs.items() if run.left}
-            if outputs or self._events or time.monotonic() > session.told_s + PACE_EVERY_S:
-                self._send(session, outputs)
+            told = step.outputs or step.token_ids or self._events
+            if told or time.monotonic() > session.told_s + PACE_EVERY_S:
+                self._send(session, step)
 
-    def _outputs(self, runs: Iterable[_Run], tokens: int) -> list[pb.Output]:
+    def _report(self, runs: Iterable[_Run], tokens: int, columns: bool) -> pb.StepReport:
         """So many more tokens of each, as far as they are told now."""
-        outputs = []
+        step = pb.StepReport()
         for run in runs:
             count = min(tokens, run.left)
             run.left -= count
@@ -240,13 +243,17 @@ class SimWorker(rpc.WorkerServicer):
             self._made += count
             if not run.left:
                 run.samples[-1].finish = "length"
-                outputs.append(pb.Output(id=run.id, samples=run.samples, stats=_stats()))
+                step.outputs.append(pb.Output(id=run.id, samples=run.samples, stats=_stats()))
             elif not run.begun or len(run.samples) >= run.gather:
-                outputs.append(pb.Output(id=run.id, samples=run.samples))
+                if columns and run.gather <= 1:
+                    step.token_requests.extend([run.id] * len(run.samples))
+                    step.token_ids.extend(s.token_id for s in run.samples)
+                else:
+                    step.outputs.append(pb.Output(id=run.id, samples=run.samples))
                 run.samples, run.begun = [], True
-        return outputs
+        return step
 
-    def _send(self, session: _Session, outputs: list[pb.Output]) -> None:
+    def _send(self, session: _Session, step: pb.StepReport) -> None:
         session.told_s = time.monotonic()
         p = self._pace
         self._pace = Pace(p.steps + 1, p.busy_s + 0.01, p.prefill_tokens, p.decode_tokens + self._made)
@@ -254,7 +261,7 @@ class SimWorker(rpc.WorkerServicer):
         running = self.running
         load = Load(running, 0, 0, free_slots=4096 - running, total_slots=4096, pace=self._pace)
         self.record = replace(self.record, load=load)
-        step = pb.StepReport(outputs=outputs, load=convert.load_to_pb(load))
+        step.load.CopyFrom(convert.load_to_pb(load))
         if self._events:
             events, self._events = self._events, []
             for other in self._sessions:

@@ -46,6 +46,7 @@ class FakeWorker(rpc.WorkerServicer):
         self.script: Script = echo
         self.delay_s = 0.0  # before every token
         self.tokens_per_step = 1
+        self.columns = False  # tokens of which there is no more to say go in columns
         self.gate: asyncio.Event | None = None  # nothing is generated before it is set
         self.error: TwinflowError | None = None
         self.hello_error: TwinflowError | None = None
@@ -194,6 +195,10 @@ class FakeWorker(rpc.WorkerServicer):
         stats: RequestStats | None,
         error: TwinflowError | None = None,
     ) -> None:
+        if self.columns and samples and stats is None and not any(s.finish or s.logprobs for s in samples):
+            step = pb.StepReport(token_requests=[id] * len(samples), token_ids=[s.token_id for s in samples])
+            out.put_nowait(pb.WorkerMessage(step=step))
+            return
         output = pb.Output(id=id, samples=convert.samples_to_pb(samples))
         if stats is not None:
             output.stats.CopyFrom(convert.stats_to_pb(stats))

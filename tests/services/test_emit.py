@@ -94,3 +94,28 @@ def test_what_was_not_told_comes_with_the_error(how):
     answer.add_token(9)
     heard.report()
     assert len(heard.samples) == 5
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["outputs", "columns"])
+def test_tokens_in_columns_only_for_a_router_that_reads_them(columns):
+    """And never ahead of an output of the same request that came before them."""
+    box: Outbox[pb.WorkerMessage] = Outbox()
+    stream = RouterStream("r", box, Load, columns)
+    stream.add_token("a", 1)
+    stream.add_token("b", 2)
+    stream.add_token("a", 3)
+    stream.add(pb.Output(id="b", samples=[pb.Sample(token_id=4)]))
+    stream.add_token("b", 5)
+    stream.add_token("a", 6)
+    stream.flush()
+    stream.add_token("b", 7)
+    stream.flush()
+    first, second = (message.step for message in box._waiting)
+    told = [(o.id, s.token_id) for o in first.outputs for s in o.samples]
+    if columns:
+        assert list(zip(first.token_requests, first.token_ids, strict=True)) == [("a", 1), ("b", 2), ("a", 3), ("a", 6)]
+        assert told == [("b", 4), ("b", 5)]
+        assert (list(second.token_requests), list(second.token_ids), len(second.outputs)) == (["b"], [7], 0)
+    else:
+        assert told == [("a", 1), ("b", 2), ("a", 3), ("b", 4), ("b", 5), ("a", 6)]
+        assert not first.token_ids and not second.token_ids and len(second.outputs) == 1

@@ -26,20 +26,31 @@ PACE_EVERY_S = 0.25  # how often a router hears of steps that are of no other in
 class RouterStream:
     """One router's stream. Outputs gather, in the message that will carry them, until `flush`; after its end they go nowhere."""
 
-    def __init__(self, router_id: str, outbox: Outbox[pb.WorkerMessage], load: Callable[[], Load]) -> None:
+    def __init__(
+        self, router_id: str, outbox: Outbox[pb.WorkerMessage], load: Callable[[], Load], columns: bool = False
+    ) -> None:
+        """`columns`: the router reads tokens in columns, which cost both sides a fraction of an output each."""
         self.router_id = router_id
         self._outbox = outbox
         self._message = pb.WorkerMessage()
+        self._columns = columns
+        self._told: set[str] = set()  # requests with an output in the message
         self._load = load
         self._load_sent: Load | None = None
         self._pace_due_s = 0.0
 
     def add(self, output: pb.Output) -> None:
+        self._told.add(output.id)
         self._message.step.outputs.append(output)
 
     def add_token(self, request_id: str, token_id: int) -> None:
         """The next token of a request that goes on."""
-        output = self._message.step.outputs.add()
+        step = self._message.step
+        if self._columns and request_id not in self._told:
+            step.token_requests.append(request_id)
+            step.token_ids.append(token_id)
+            return
+        output = step.outputs.add()
         output.id = request_id
         output.samples.add().token_id = token_id
 
@@ -54,12 +65,13 @@ class RouterStream:
         now, sent = time.monotonic(), self._load_sent
         paced = sent is None or load != sent or (load.pace != sent.pace and now > self._pace_due_s)
         step = self._message.step
-        if step.outputs or events or paced:
+        if step.outputs or step.token_ids or events or paced:
             self._pace_due_s = now + PACE_EVERY_S
             step.events.extend(events)
             step.load.CopyFrom(load_to_pb(load))
             self._outbox.put(self._message)
             self._message, self._load_sent = pb.WorkerMessage(), load
+            self._told.clear()
 
     def send_snapshot(self, snapshot: pb.Snapshot) -> None:
         self._outbox.put(pb.WorkerMessage(snapshot=snapshot))
@@ -120,7 +132,7 @@ class RouterStreams:
             return await abort(context, e)
         outbox: Outbox[pb.WorkerMessage] = Outbox()
         outbox.put(pb.WorkerMessage(hello=pb.WorkerHello(record=record_to_pb(self._record()), protocol=protocol)))
-        stream = RouterStream(hello.router_id, outbox, lambda: self._record().load)
+        stream = RouterStream(hello.router_id, outbox, lambda: self._record().load, hello.columns)
         self._streams.append(stream)
         stream.flush()
         pulse = Pulse(self._times, lambda n: outbox.put(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=n))))

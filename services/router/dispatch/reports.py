@@ -58,14 +58,19 @@ class Reports:
             self._on_snapshot(message.snapshot)
 
     def _on_step(self, step: pb.StepReport) -> None:
+        find = self._takers.get
+        for id, token_id in zip(step.token_requests, step.token_ids, strict=True):  # nearly all
+            taker = find(id)
+            if taker is not None:
+                taker.put_token(token_id)
         for output in step.outputs:
-            taker = self._takers.get(output.id)
+            taker = find(output.id)
             if taker is None:  # cancelled meanwhile
                 continue
             samples = output.samples
             if len(samples) == 1:
                 sample = samples[0]
-                if _is_plain(sample, output):  # nearly all
+                if _is_plain(sample, output):  # of a worker that knows no columns, nearly all
                     taker.put_token(sample.token_id)
                     continue
             if output.HasField("stats"):

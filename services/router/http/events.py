@@ -109,9 +109,14 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
+    """Their errors count as seen. Nearly always they are over already, which then costs no turn of the loop."""
+    running = [task for task in tasks if not task.done()]
     for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    if running:
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def open_events(

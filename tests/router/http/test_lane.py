@@ -44,10 +44,11 @@ def shown(found: list[dict], index: int = 0) -> str:
     return "".join(c["text"] if "text" in c else c["delta"].get("content", "") for c in choices)
 
 
+@pytest.mark.parametrize("columns", [False, True], ids=["outputs", "columns"])
 @pytest.mark.parametrize("path", ["completions", "chat"])
-async def test_the_same_events_either_way(cluster, pushed, monkeypatch, path):
+async def test_the_same_events_either_way(cluster, pushed, monkeypatch, path, columns):
     worker = cluster.workers[0]
-    worker.delay_s = 0.002  # tokens come one by one
+    worker.delay_s, worker.columns = 0.002, columns  # tokens come one by one
     ids = cluster.says(worker, TEXT)
     short = await events(cluster, path)
     assert shown(short) == TEXT

@@ -254,14 +254,16 @@ class RouterMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RouterHello(_message.Message):
-    __slots__ = ("router_id", "protocol_min", "protocol_max")
+    __slots__ = ("router_id", "protocol_min", "protocol_max", "columns")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     protocol_min: int
     protocol_max: int
-    def __init__(self, router_id: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ...) -> None: ...
+    columns: bool
+    def __init__(self, router_id: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., columns: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("id", "prompt", "sampling", "root", "forced", "candidates", "reason", "idempotency_id", "local_max_tokens", "gather_tokens")
@@ -338,14 +340,18 @@ class WorkerHello(_message.Message):
     def __init__(self, record: _Optional[_Union[WorkerRecord, _Mapping]] = ..., protocol: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("outputs", "events", "load")
+    __slots__ = ("outputs", "events", "load", "token_requests", "token_ids")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Output]
     events: _containers.RepeatedCompositeFieldContainer[CacheEvent]
     load: Load
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    token_requests: _containers.RepeatedScalarFieldContainer[str]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., token_requests: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Output(_message.Message):
     __slots__ = ("id", "samples", "stats", "error")
