@@ -22,7 +22,7 @@ def access(book: KeyBook) -> Callable[[Request], Awaitable[None]]:
 
 
 def header(request: Request, name: bytes) -> str:
-    """The first of this name (lower case), "" if there is none. The framework's table of headers costs more than a look at all."""
+    """The first of this name (lower case), "" if there is none. The framework's table of headers takes longer to make."""
     for key, value in request.scope["headers"]:
         if key == name:
             return str(value, "latin-1")
