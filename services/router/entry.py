@@ -2,10 +2,10 @@
 
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from types import TracebackType
 
-from services.router.admission.base import Ask, Gate
+from services.router.admission.base import Ask, Gate, Permit
 from services.router.generation import Job, Outcome
 from services.router.placing.base import Placer
 from services.router.view.prompt import PromptKeys
@@ -16,16 +16,15 @@ class Entry:
         self._gate = gate
         self._placer = placer
 
-    @asynccontextmanager
-    async def admitted(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> AsyncIterator[None]:
+    def admitted(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> "_Admitted":
         """Waits until they may run; they must run inside. Raises Shed, WaitedTooLong, TooLong and BadRequest."""
-        permit = await self._gate.enter(await self._ask(jobs, outcomes[0].started_at))
-        try:
-            for outcome in outcomes:
-                outcome.permit = permit
-            yield
-        finally:
-            self._gate.leave(permit.id, used_tokens(jobs, outcomes))
+        return _Admitted(self, jobs, outcomes)
+
+    async def enter(self, jobs: Sequence[Job], started_at: float) -> Permit:
+        return await self._gate.enter(await self._ask(jobs, started_at))
+
+    def leave(self, permit: Permit, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
+        self._gate.leave(permit.id, used_tokens(jobs, outcomes))
 
     async def _ask(self, jobs: Sequence[Job], started_at: float) -> Ask:
         """How long its first token would take is only predicted where somebody needs to know."""
@@ -43,6 +42,25 @@ class Entry:
         prompt = PromptKeys(longest.packed, longest.tenant, longest.cache_salt)
         least_s = await self._placer.least_ttft_s(prompt, longest.max_tokens or 1)
         return dataclasses.replace(ask, least_ttft_s=least_s, waited_s=time.monotonic() - started_at)
+
+
+class _Admitted:
+    """Of `Entry.admitted`. A generator in its place is one more that the loop keeps account of."""
+
+    def __init__(self, entry: Entry, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> None:
+        self._entry = entry
+        self._jobs = jobs
+        self._outcomes = outcomes
+
+    async def __aenter__(self) -> None:
+        self._permit = await self._entry.enter(self._jobs, self._outcomes[0].started_at)
+        for outcome in self._outcomes:
+            outcome.permit = self._permit
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entry.leave(self._permit, self._jobs, self._outcomes)
 
 
 def prompt_tokens(jobs: Sequence[Job]) -> int:

@@ -11,6 +11,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 TOKEN_BYTES = 4
 HASH_BYTES = 16
@@ -32,6 +33,7 @@ def _h(message: bytes) -> bytes:
     return hashlib.blake2b(message, digest_size=HASH_BYTES).digest()
 
 
+@lru_cache(maxsize=1024)
 def root_hash(fingerprint: str, tenant: str = "", cache_salt: str = "", adapter: str = "") -> bytes:
     """The root that every chain of this (model, tenant, salt, adapter) starts from; parts are length-prefixed."""
     parts = [s.encode() for s in (fingerprint, tenant, cache_salt, adapter)]

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ from services.router.admission.base import KeyFacts
 from services.router.config import RouterConfig
 from services.router.entry import Entry
 from services.router.generation import Generator, Job, Outcome
-from services.router.http.access import quota_headers
+from services.router.http.access import header, quota_headers
 from services.router.http.events import StreamLimits
 from services.router.http.fields import GenerationFields
 from services.router.schedule.base import ChoiceKind
@@ -26,7 +27,7 @@ from services.router.text.tokenizer import ModelText
 from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.requests import Grammar, RequestStats
 
-STATS_HEADER = "x-twinflow-stats"  # "1": answers carry a `twinflow` object beside `usage`
+STATS_HEADER = b"x-twinflow-stats"  # "1": answers carry a `twinflow` object beside `usage`
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +172,15 @@ def decision_headers(outcomes: Sequence[Outcome]) -> dict[str, str]:
         values = (stats.route or o.choice.kind.value, stats.reason or o.choice.reason.value, o.choice.decode.id)
         for name, value in zip(told, (*values, stats.prefill_worker or remote), strict=True):
             if value:
-                told[name][quote(value, safe=" ()/:,;=")] = None
+                told[name][_quoted(value)] = None
     quotas = quota_headers(outcomes[0].permit.quotas) if outcomes[0].permit is not None else {}
     return quotas | {f"x-twinflow-{name}": ",".join(values) for name, values in told.items() if values}
+
+
+@lru_cache(maxsize=1024)
+def _quoted(value: str) -> str:
+    """As a header may say it. Routes, reasons and workers are few."""
+    return quote(value, safe=" ()/:,;=")
 
 
 def held(outcomes: Sequence[Outcome]) -> bool:
@@ -182,7 +189,7 @@ def held(outcomes: Sequence[Outcome]) -> bool:
 
 
 def wants_stats(request: Request) -> bool:
-    return request.headers.get(STATS_HEADER) == "1"
+    return header(request, STATS_HEADER) == "1"
 
 
 def stats(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ through ASGI are taken.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, MutableMapping
+from types import TracebackType
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -62,25 +62,19 @@ class Client:
         self._cycle.flow.resume_reading()  # the server pauses after much of it, and would not see the client leave
         return bytes(self._cycle.body)
 
-    @asynccontextmanager
-    async def cancels(self) -> AsyncIterator[None]:
+    def cancels(self) -> "_Cancelling":
         """Whatever this task does inside is cancelled when the client leaves, or if it has left; then this raises Cancelled."""
-        here = self._task = asyncio.current_task()
-        assert here is not None
+        return _Cancelling(self)
+
+    def watch(self) -> None:
+        """From now on the current task is cancelled when the client leaves."""
+        self._task = asyncio.current_task()
         self._watchers.add(self)
         if self._cycle.disconnected:
             self.leave()
-        try:
-            yield
-            if self.left:  # and nothing inside had to wait since: the cancellation is still to come
-                await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            if not self.left:
-                raise
-            here.uncancel()
-            raise Cancelled("the client left") from None
-        finally:
-            self._watchers.discard(self)
+
+    def unwatch(self) -> None:
+        self._watchers.discard(self)
 
     def leave(self) -> None:
         """The connection is lost. Cancels whoever is inside `cancels`."""
@@ -93,6 +87,32 @@ class Client:
         here = asyncio.current_task()
         assert here is not None
         here.uncancel()
+
+
+class _Cancelling:
+    """Of `Client.cancels`. Every request goes through it, and a generator in its place is one more that the loop keeps account
+    of."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def __aenter__(self) -> None:
+        self._client.watch()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        client = self._client
+        try:
+            if error is None and client.left:  # and nothing inside had to wait since: the cancellation is still to come
+                await asyncio.sleep(0)
+        except asyncio.CancelledError as e:
+            error = e
+        finally:
+            client.unwatch()
+        if isinstance(error, asyncio.CancelledError) and client.left:
+            client.uncancel()
+            raise Cancelled("the client left") from None
 
 
 class Connection(HttpToolsProtocol):

@@ -178,6 +178,9 @@ def drop_neutral(
     fields that one endpoint refuses besides, known or not, with their neutral values."""
     kept = {}
     for name, value in body.items():
+        if value is not None and name not in UNSUPPORTED and name not in more:  # nearly all
+            kept[name] = value
+            continue
         if value is None or any(value == v and type(value) is type(v) for v in more.get(name, NEUTRAL.get(name, ()))):
             continue
         if name in more or (name in UNSUPPORTED and name not in known):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -45,7 +46,7 @@ async def read_fields(
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
     kind = kind_of(body)
-    fields = drop_neutral(body, frozenset(kind.model_fields), refused)
+    fields = drop_neutral(body, _names_of(kind), refused)
     try:
         parsed = kind.model_validate(fields)
     except ValidationError as e:
@@ -54,6 +55,11 @@ async def read_fields(
     if named is not None and named != model_name:
         raise UnknownModel(f"model {named!r} is not served here; this router serves {model_name!r}", param="model")
     return parsed
+
+
+@cache
+def _names_of(kind: type[BaseModel]) -> frozenset[str]:
+    return frozenset(kind.model_fields)
 
 
 async def read_bytes(request: Request, max_bytes: int) -> bytes:

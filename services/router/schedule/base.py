@@ -84,8 +84,11 @@ class WorkerFacts:
 
     def usable_tokens(self, prompt_tokens: int) -> int:
         """As `contracts.hits` defines it, for these two groups."""
-        last, held = min(self.attention_tokens, prompt_tokens - 1), self.checkpoints
-        if held and held[-1] <= last:  # nearly always: of each worker, that alone is asked for
+        held = self.checkpoints
+        if not held:
+            return 0
+        last = min(self.attention_tokens, prompt_tokens - 1)
+        if held[-1] <= last:  # nearly always: of each worker, that alone is asked for
             return held[-1]
         return max((c for c in held if c <= last), default=0)
 

@@ -253,7 +253,7 @@ class _Layout:
 
     def _decode_terms(self, d: _Worker) -> tuple[Terms, bool]:
         active, slots, policy = d.facts.active_requests, d.facts.record.load.total_slots, self.policy
-        without_it, with_it = _step_ms(d, active), _step_ms(d, active + 1)
+        without_it, with_it = _steps_ms(d, active)
         slower_ms = max(0.0, with_it - without_it)
         over = active + 1 - slots if slots > 0 else 0
         wait_ms = over / max(slots, 1.0) * self._reply_tokens * with_it if over > 0 else 0.0
@@ -282,13 +282,20 @@ def _prefill_ms(w: _Worker, tokens: float) -> float:
     return 1e3 * tokens / (PREFILL_TOKENS_PER_S if rate is None else rate)
 
 
-def _step_ms(w: _Worker, sequences: int) -> float:
-    learnt = _unless_noise(_at(w.facts.rates.step, sequences, OBSERVATIONS), _at(w.fleet.step, sequences))
-    return 1e3 * (STEP_S + STEP_SLOPE_S * sequences if learnt is None else learnt)
+def _steps_ms(w: _Worker, sequences: int) -> tuple[float, float]:
+    """With so many, and with one more."""
+    own, fleet = _twice(w.facts.rates.step, sequences, OBSERVATIONS), _twice(w.fleet.step, sequences)
+    learnt = _unless_noise(own[0], fleet[0]), _unless_noise(own[1], fleet[1])
+    fast, slow = (STEP_S + STEP_SLOPE_S * n for n in (sequences, sequences + 1))
+    return 1e3 * (fast if learnt[0] is None else learnt[0]), 1e3 * (slow if learnt[1] is None else learnt[1])
 
 
-def _at(line: Line, x: float, observations: float = 0.0) -> float | None:
-    return line.at(x) if line.n > observations else None
+def _twice(line: Line, x: float, observations: float = 0.0) -> tuple[float | None, float | None]:
+    """At `x` and one further."""
+    if line.n <= observations:
+        return None, None
+    slope, least = line.slope, line.y / 2
+    return max(least, line.y + slope * (x - line.x)), max(least, line.y + slope * (x + 1 - line.x))
 
 
 def _unless_noise(own: float | None, fleet: float | None) -> float | None:

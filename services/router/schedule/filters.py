@@ -19,7 +19,7 @@ def drop(w: WorkerFacts, request: RouteRequest, policy: Policy) -> Drop | None:
         return Drop.DRAINING
     if not w.connected:
         return Drop.NOT_CONNECTED
-    if r.key in request.excluded:
+    if request.excluded and r.key in request.excluded:
         return Drop.FAILED_BEFORE
     if w.stalled:
         return Drop.STALLED

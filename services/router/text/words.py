@@ -12,6 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -79,7 +80,7 @@ class Words:
                 yield self._marks[part]
             elif len(part) <= AT_ONCE_CHARS:
                 pieces = self._pattern.findall(part)
-                if sum(map(len, pieces)) != len(part):
+                if len("".join(pieces)) != len(part):
                     raise Unfit
                 yield self._ids(pieces)
             else:
@@ -94,9 +95,9 @@ class Words:
             raise Unfit
 
     def _ids(self, pieces: list[str]) -> bytes:
+        with suppress(KeyError):  # nearly always all are known
+            return b"".join(map(self._known.__getitem__, pieces))
         found = list(map(self._known.get, pieces))
-        if None not in found:
-            return b"".join(found)  # type: ignore[arg-type]
         new = dict.fromkeys(piece for piece, ids in zip(pieces, found, strict=True) if ids is None)
         if sum(map(len, new)) > LEARN_CHARS:
             raise Unfit

@@ -10,6 +10,8 @@ incarnation has a column; a column that is given back is used again once it is i
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,8 +145,8 @@ class HitIndex:
             return
         gathered, self._gathered = self._gathered, {}
         alike: dict[tuple[int, int], list[int]] = {}  # few columns, many keys
-        for key, sets in gathered.items():
-            alike.setdefault(sets, []).append(key)
+        for sets, run in groupby(gathered.items(), itemgetter(1)):  # what came together is alike
+            alike.setdefault(sets, []).extend(map(itemgetter(0), run))
         for side, change in ((1, self._table.discard), (0, self._table.add)):
             parts = [(keys, column) for sets, keys in alike.items() for column in _columns(sets[side])]
             if parts:

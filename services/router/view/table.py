@@ -111,16 +111,21 @@ class KeyTable:
 
     def _rows(self, keys: U64) -> I64:
         """(n, 2, WAYS): all rows where each key may be."""
-        two = np.stack([self._addresses(keys & _LOW), self._addresses(keys >> _HALF)], axis=1)
-        rows: I64 = two[:, :, None] * WAYS + _WAYS
+        rows = np.empty((len(keys), 2, WAYS), np.int64)
+        for side, hashes in enumerate((keys & _LOW, keys >> _HALF)):
+            np.add((self._addresses(hashes) * WAYS)[:, None], _WAYS, out=rows[:, side])
         return rows
 
     def _find(self, keys: U64) -> I64:
         """Row of each key, -1 where there is none."""
         rows = self._rows(keys).reshape(len(keys), 2 * WAYS)
-        same = (self._keys[rows] == keys[:, None]) & (self._ages[rows] != 0)
+        same, each = self._keys[rows] == keys[:, None], np.arange(len(keys))
         at = same.argmax(axis=1)
-        each = np.arange(len(keys))
+        found = np.where(same[each, at], rows[each, at], -1)
+        if self._ages[found[found >= 0]].all():
+            return found
+        same &= self._ages[rows] != 0  # a row that was freed has its last key still
+        at = same.argmax(axis=1)
         return np.where(same[each, at], rows[each, at], -1)
 
     # ---- updates ----
