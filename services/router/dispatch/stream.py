@@ -46,9 +46,7 @@ class RequestStream:
         self._news = asyncio.Event()
         self._rest = False  # whoever takes wants all that is still to come at once
         self.shortcut: Callable[[int], bool] | None = None  # see `put_token`
-        self._short: Callable[[int], bool] | None = (
-            None  # it, while whoever takes has taken everything and waits for more
-        )
+        self._short: Callable[[int], bool] | None = None  # the same, while whoever takes has taken everything and waits
         self.on_begun: Callable[[], None] | None = None  # called with the first token, before anybody can take it
 
     def put_token(self, token_id: int) -> None:
