@@ -86,7 +86,7 @@ async def test_a_prefill_worker_with_a_new_agent_serves_on(checkpoint: Path, ora
     async with run_flow(checkpoint, reads, generation_drain_s=1.0) as flow:
         old = asyncio.create_task(complete(flow, prompt(1, 200)))
         await flow.until(lambda: bool(reads.reads), "a read is posted")
-        transfer = flow.engines["p"].transfer
+        transfer = flow.engines["p"].pulls.transfer
         assert transfer is not None and flow.prefill is not None
         transfer.renew("asked for")
         (session,) = flow.decode.peers.sessions

@@ -67,7 +67,8 @@ class BlockTables:
         self.table = self._mirror.to(device)
         self._used = [0] * rows  # entries of a row that may differ from -1
         self._free = list(range(rows - 1, -1, -1))
-        self.version = 0  # counts the assignments
+        self.seats = [0] * rows  # by row: the number of its newest assignment, of all that there were
+        self._assigned = 0
 
     @property
     def empty_row(self) -> int:
@@ -77,7 +78,8 @@ class BlockTables:
         """Gives the sequence a row with its reserved blocks; returns it."""
         assert sequence.holding is not None and sequence.row is None
         row = sequence.row = self._free.pop()
-        self.version += 1
+        self._assigned += 1
+        self.seats[row] = self._assigned
         blocks = sequence.holding.blocks
         self.host[row, : len(blocks)] = blocks
         self.host[row, len(blocks) : self._used[row]] = -1

@@ -3,10 +3,12 @@
     turn(commands) = handle each command → admit waiting requests → launch a step, land the one before it → report
 
 It waits for nothing but a step and never raises: an error belongs to the request that caused it and ends that request alone.
+That all of a hand-off was read is told at once, without a step in that turn: its peer has to confirm it.
 """
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache, PoolCounts
@@ -22,7 +24,7 @@ from twinflow.engine.guides import GuideReady, Guides
 from twinflow.engine.limits import check_request
 from twinflow.engine.load import load_of
 from twinflow.engine.offers import Offers
-from twinflow.engine.pulls import Pulls
+from twinflow.engine.pulls import AllRead, Pulls
 from twinflow.engine.runner import Runner
 from twinflow.engine.sampling import Drawn
 from twinflow.engine.sequence import Phase, Sequence
@@ -34,7 +36,7 @@ from twinflow.transfer.thread import TransferThread
 
 log = logging.getLogger(__name__)
 
-Inbound = base.Command | TransferEvent | GuideReady
+Inbound = base.Command | TransferEvent | GuideReady | AllRead
 
 
 class Engine:
@@ -56,14 +58,12 @@ class Engine:
         self.guides = guides
         self.steps = Steps(self.runner, config, guides)
         self.running = self.steps.running
-        self.transfer = transfer
         verify = config.verify == "checksum"
-        self.offers = Offers(arena, cache, self.fingerprint, verify)
+        self.offers = Offers(arena, cache, self.fingerprint, transfer, verify)
         self.pulls = Pulls(arena, cache, self.fingerprint, transfer, verify, reserve=self.waiting.add)
         self._interval_tokens = config.checkpoint_interval_tokens or default_interval_tokens(model.layout)
         self._notices: list[Notice] = []
         self._told: tuple[Load, dict[str, PoolCounts]] | None = None  # by the newest report
-        self._serving = False
 
     def close(self) -> None:
         """Destroys the transport; after it no posted read writes into the arena."""
@@ -72,8 +72,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """A step can run right now, or is running."""
-        return bool(self.running or self.steps.in_flight)
+        """There is something to do right now, or a step is running."""
+        return bool(self.running or self.steps.in_flight or self.pulls.all_read)
 
     @property
     def idle(self) -> bool:
@@ -81,12 +81,15 @@ class Engine:
 
     def turn(self, inbound: Iterable[Inbound]) -> Report | None:
         """One turn; None when nothing changed that anybody needs to know."""
-        for command in inbound:
+        all_read, self.pulls.all_read = self.pulls.all_read, []
+        for command in [*inbound, *all_read]:
             self._handle(command)
-        self._admit()
-        self._grow()
-        stepped = self._step()
-        self._tell_transfer()
+        stepped = False
+        if not self.pulls.all_read:
+            self._admit()
+            self._grow()
+            stepped = self._step()
+        self.offers.open_for(self.sequences.values())
         events = tuple(self.cache.drain_events())
         notices, self._notices = tuple(self._notices), []
         told, self._told = self._told, (self._load(), self.cache.counts())
@@ -134,6 +137,9 @@ class Engine:
                     self._confirmed(sequence)
             case PullFinished():
                 self._pull_finished(command)
+            case AllRead(id):
+                if sequence := self._in_phase(id, Phase.PULLING):
+                    self._prepare(sequence)
             case GuideReady(id, sequence):
                 if self._in_phase(id, Phase.COMPILING) is sequence:
                     sequence.guide = command.result()
@@ -204,7 +210,7 @@ class Engine:
                 break
             if sequence.intake:
                 sequence.phase = Phase.PULLING
-                self._receive(sequence)
+                self._proceed(sequence, partial(self.pulls.reserved, sequence))
             else:
                 self._start(sequence)
         for sequence, waited_s in self.waiting.overdue():
@@ -214,9 +220,10 @@ class Engine:
         """Sequences that have, or will have without asking again, a row in the step's tables."""
         return self.steps.occupied_rows + sum(s.phase is Phase.PULLING for s in self.sequences.values())
 
-    def _receive(self, sequence: Sequence) -> None:
+    def _proceed(self, sequence: Sequence, go_on: Callable[[], list[Notice]]) -> None:
+        """With its hand-off, which may fail by that."""
         try:
-            self._notices += self.pulls.reserved(sequence)
+            self._notices += go_on()
         except TwinflowError as error:
             self._fail(sequence, error)
 
@@ -329,12 +336,13 @@ class Engine:
     def _pull_finished(self, event: PullFinished) -> None:
         """Also of sequences that are over: their memory is doomed until this moment."""
         sequence, actions = self.pulls.pull_finished(event)
-        if sequence is None or not actions or sequence.id not in self.sequences:
-            return
-        try:
-            self._notices += self.pulls.proceed(sequence, actions)
-        except TwinflowError as error:
-            self._fail(sequence, error)
+        if sequence is not None and actions and sequence.id in self.sequences:
+            self._proceed(sequence, partial(self.pulls.proceed, sequence, actions))
+
+    def _prepare(self, sequence: Sequence) -> None:
+        """While the confirmation is on its way, what joining takes and no received byte goes into."""
+        if sequence.first is not None and sequence.row is None:
+            self.steps.prepare(sequence, [sequence.first.token_id])
 
     def _confirmed(self, sequence: Sequence) -> None:
         if sequence.first is None:
@@ -377,8 +385,7 @@ class Engine:
             return
         self.waiting.remove(sequence)
         cause = self.pulls.cancel(sequence)
-        if sequence.holding is not None:
-            self.cache.release(sequence.holding, donate=False)
+        self.steps.leave(sequence, self._giving_back(sequence, donate=False))
         first, sequence.first, sequence.intake, sequence.peer = sequence.first, None, None, None
         if first is not None:
             sequence.force(first.token_id)
@@ -388,13 +395,6 @@ class Engine:
     def _done(self, id: str, stats: RequestStats, error: TwinflowError | None) -> None:
         reason, message, param = ("", "", None) if error is None else (error.reason, error.message, error.param)
         self._notices.append(Done(id, stats, reason, message, param))
-
-    def _tell_transfer(self) -> None:
-        """Peers read from us while hand-offs are open here: over some transports that takes our thread's help."""
-        serving = Mode.OFFER in [s.mode for s in self.sequences.values()]
-        if self.transfer is not None and serving != self._serving:
-            self._serving = serving
-            self.transfer.serving(serving)
 
     def _load(self) -> Load:
         return load_of(self.cache.counts(), self.model.layout, self.running.values(), self.waiting)

@@ -1,25 +1,38 @@
 """The prefill end of a hand-off inside the engine: what may be read, named only after its writes are done."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache
 from twinflow.contracts.checkpoints import CheckpointKind
 from twinflow.contracts.tags import StateTag
-from twinflow.engine.base import Notice, Offered, Prefilled
+from twinflow.engine.base import Mode, Notice, Offered, Prefilled
 from twinflow.engine.sequence import Sequence
 from twinflow.transfer.base import OfferedState
 from twinflow.transfer.checksum import crc32
+from twinflow.transfer.thread import TransferThread
 
 
 class Offers:
     """Turns the progress of OFFER sequences into announcements. The sequence holds the memory until `EndLease`."""
 
-    def __init__(self, arena: Arena, cache: Cache, fingerprint: str, verify: bool) -> None:
+    def __init__(
+        self, arena: Arena, cache: Cache, fingerprint: str, transfer: TransferThread | None, verify: bool
+    ) -> None:
         self.arena = arena
         self.cache = cache
         self.fingerprint = fingerprint
         self.verify = verify
+        self._transfer = transfer
+        self._serving = False
+
+    def open_for(self, sequences: Iterable[Sequence]) -> None:
+        """Peers read from us while hand-offs are open here: over some transports that takes the transfer thread's help."""
+        serving = Mode.OFFER in [s.mode for s in sequences]
+        if self._transfer is not None and serving != self._serving:
+            self._serving = serving
+            self._transfer.serving(serving)
 
     def announce(self, sequence: Sequence) -> list[Notice]:
         """Full blocks that became readable since the last call; the reader's own (below `have_tokens`) are skipped. Called

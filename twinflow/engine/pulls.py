@@ -7,7 +7,7 @@ nothing but a confirmation reaches.
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from twinflow.cache.arena import Arena
 from twinflow.cache.base import BlockId, Cache, SlotId
@@ -23,6 +23,14 @@ from twinflow.transfer.checksum import crc32
 from twinflow.transfer.intake import Intake
 from twinflow.transfer.plan import plan_pull
 from twinflow.transfer.thread import TransferThread
+
+
+@dataclass(frozen=True, slots=True)
+class AllRead:
+    """Of a sequence's hand-off. Its peer is told, and about to confirm it: what needs none of the received bytes can be done
+    meanwhile."""
+
+    id: str
 
 
 class Pulls:
@@ -48,6 +56,7 @@ class Pulls:
         self._posted: dict[
             str, tuple[Sequence, Intake]
         ] = {}  # by pull id, also after the sequence or hand-off has ended
+        self.all_read: list[AllRead] = []  # since the engine last looked; their `PullDone` is among the notices
         self._refused: dict[PeerKey, str] = {}  # peers that cannot be read over a path that is allowed
 
     def open(self, sequence: Sequence, peer: PeerArena, want_checkpoint_at: int = 0) -> None:
@@ -175,6 +184,7 @@ class Pulls:
                     moved = sequence.intake.moved
                     moved.tail_s = time.monotonic() - moved.finished
                     notices.append(PullDone(sequence.id, blocks, slots))
+                    self.all_read.append(AllRead(sequence.id))
                 case intake.Adopt(tag, checkpoint):
                     self._adopt(sequence, tag, checkpoint)
                 case intake.Fail(reason, message):

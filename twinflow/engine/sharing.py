@@ -21,13 +21,16 @@ class Sharing:
         self._tables = tables
         self._block_tokens = block_tokens
         self._pinned = tables.table.device.type == "cuda"
-        self._key: tuple[int, int, tuple[int | None, ...]] | None = None
+        self._key: tuple[int, tuple[int, ...]] | None = None
         self._shared: SharedPrefixes | None = None
 
     def of(self, plan: Plan, sequences: int) -> SharedPrefixes | None:
-        """For a decode step padded to `sequences`, on the host (pinned beside a GPU); None where sharing does not pay."""
-        rows = tuple([s.row for s in plan.sequences])
-        key = (self._tables.version, sequences, rows)
+        """For a decode step padded to `sequences`, on the host (pinned beside a GPU); None where sharing does not pay, or there
+        is nobody to share with."""
+        if len(plan.parts) < 2:
+            return None
+        seats = self._tables.seats
+        key = (sequences, tuple([seats[s.row] for s in plan.sequences if s.row is not None]))
         if key != self._key:
             self._key, self._shared = key, self._find(plan, sequences)
         return self._shared
