@@ -11,8 +11,9 @@ from tests.engine.harness import Pair, Result, Worker, request
 from tests.models.tiny import prompt
 from twinflow.engine import base
 from twinflow.engine.base import Mode, Notice
-from twinflow.engine.batch import Part
+from twinflow.engine.batch import Part, Plan
 from twinflow.engine.sequence import Phase
+from twinflow.kernels.paged_attention.shared import SharedPrefixes
 from twinflow.models.base import HybridModel
 
 NEW = 6
@@ -59,7 +60,7 @@ class Undecided(Pair):
 
 
 @pytest.fixture
-def undecided(model: HybridModel) -> Iterator[Undecided]:
+def undecided(model: HybridModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Undecided]:
     pair = Undecided.build(model)
     assert isinstance(pair, Undecided)
     launch = pair.decode.engine.runner.launch
@@ -68,7 +69,7 @@ def undecided(model: HybridModel) -> Iterator[Undecided]:
         assert all(p.sequence.phase is Phase.RUNNING for p in parts)
         return launch(parts)
 
-    pair.decode.engine.runner.launch = checked
+    monkeypatch.setattr(pair.decode.engine.runner, "launch", checked)
     yield pair
     for _ in range(200):
         if pair.quiet():
@@ -77,16 +78,24 @@ def undecided(model: HybridModel) -> Iterator[Undecided]:
     pair.close()
 
 
-def test_that_all_is_read_is_told_before_the_turns_step(undecided: Undecided, oracle: Oracle) -> None:
+def test_that_all_is_read_is_told_before_the_turns_step(
+    undecided: Undecided, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step of others takes long: the confirmation does not begin behind it."""
     other, p = prompt(9, 30), prompt(1, 150)
     running = undecided.submit(other, max_tokens=60)
     undecided.until_pulled(running)
     undecided.decide(running)
     id = undecided.submit(p, max_tokens=NEW)
-    engine, launched = undecided.decode.engine, []
+    engine = undecided.decode.engine
+    launched: list[int] = []
     launch = engine.runner.launch
-    engine.runner.launch = lambda parts: launched.append(len(parts)) or launch(parts)
+
+    def counted(parts: list[Part]) -> Any:
+        launched.append(len(parts))
+        return launch(parts)
+
+    monkeypatch.setattr(engine.runner, "launch", counted)
     for _ in range(3000):
         undecided.relay_prefill(undecided.prefill.turn())
         before = len(launched)
@@ -125,7 +134,13 @@ def test_a_pulled_sequence_is_ready_and_nothing_of_it_is_used(undecided: Undecid
 def test_confirmed(undecided: Undecided, turns: int) -> None:
     """Also with what the sampler knows of the first token: it counts it once, whoever drew it."""
     p = prompt(3, 130)
-    params = {"max_tokens": 12, "temperature": 1.0, "seed": 5, "frequency_penalty": 1.5, "repetition_penalty": 1.3}
+    params: dict[str, Any] = {
+        "max_tokens": 12,
+        "temperature": 1.0,
+        "seed": 5,
+        "frequency_penalty": 1.5,
+        "repetition_penalty": 1.3,
+    }
     want = undecided.prefill.local(p, **params).tokens
     undecided.prefill.flush()
     id = undecided.submit(p, **params)
@@ -171,10 +186,12 @@ def test_ended(undecided: Undecided, oracle: Oracle, end: str, turns: int) -> No
     for _ in range(turns):
         undecided.relay_decode(undecided.decode.turn())
     stored = undecided.decode.engine.cache.stored()
-    commands = {"cancel": [base.Cancel(id)], "shutdown": [base.Shutdown()]}.get(
-        end, [base.Cancel(id), base.Confirm(id)]
-    )
-    undecided.relay_decode(undecided.decode.turn(*commands))
+    commands: dict[str, list[base.Command]] = {
+        "cancel": [base.Cancel(id)],
+        "cancel, then confirmed": [base.Cancel(id), base.Confirm(id)],
+        "shutdown": [base.Shutdown()],
+    }
+    undecided.relay_decode(undecided.decode.turn(*commands[end]))
     assert undecided.results[id].tokens == oracle(p, 1) and not undecided.open
     assert undecided.decode.engine.cache.stored() == stored, "what was not confirmed is nobody's prefix"
     if end != "shutdown":
@@ -224,14 +241,19 @@ def test_any_order_of_verdicts(undecided: Undecided, oracle: Oracle, seed: int) 
         assert got == (want[: len(got)] if id in cancelled else want)
 
 
-def test_a_row_of_another_batch_does_not_find_shared_blocks_anew(undecided: Undecided, monkeypatch: Any) -> None:
+def test_a_row_of_another_batch_does_not_find_shared_blocks_anew(
+    undecided: Undecided, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the steps of others know of each other stays while a sequence beside them is made ready; a lone one has nobody."""
     found: list[int] = []
     sharing = undecided.decode.engine.runner._sharing
     find = sharing._find
-    monkeypatch.setattr(
-        sharing, "_find", lambda plan, sequences: found.append(len(plan.parts)) or find(plan, sequences)
-    )
+
+    def noted(plan: Plan, sequences: int) -> SharedPrefixes | None:
+        found.append(len(plan.parts))
+        return find(plan, sequences)
+
+    monkeypatch.setattr(sharing, "_find", noted)
     for n, id in enumerate("ab"):
         undecided.beside(id, prompt(n, 30), 60)
     undecided.drive(turns=6)

@@ -9,7 +9,8 @@ A worker's front (gRPC, sessions, asyncio) sends `Command`s, the engine's loop a
                                          a failure before Confirm: HandoffLost, then Matched again
     prefill  Submit(OFFER) ─▶ Offered* · Generated (first token) · Prefilled … EndLease ─▶ Done
 
-Nothing received over a transfer is used before `Confirm`; a report with `PullDone` does not wait for a step. Every request ends in exactly one `Done`, also after errors.
+Nothing received over a transfer is used before `Confirm`; a report with `PullDone` does not wait for a step. Every
+request ends in exactly one `Done`, also after errors.
 """
 
 from dataclasses import dataclass, field

@@ -1,4 +1,8 @@
-"""The engine's thread: an inbox that anybody may put into, turns until shutdown, reports out."""
+"""The engine's thread: an inbox that anybody may put into, turns until shutdown, reports out.
+
+A report of nothing but other counts waits for a lull: what comes next is not to wait for its being sent, and will say the
+same.
+"""
 
 import logging
 import queue
@@ -14,6 +18,7 @@ log = logging.getLogger(__name__)
 Inbox = queue.SimpleQueue[Inbound]
 
 WAIT_S = 0.5  # how long an engine with nothing to compute sleeps before it looks at its deadlines
+LULL_S = 0.005  # nothing to compute and nothing in the inbox
 CHECK_AFTER_S = 2.0  # quiet for so long: walk the whole cache once
 
 
@@ -22,14 +27,18 @@ def run_loop(engine: Engine, inbox: Inbox, send: Callable[[Report], None]) -> No
     checked = True
     quiet_since = time.monotonic()
     busy_s, steps = 0.0, 0
+    held: Report | None = None
     while not engine.stopping:
-        inbound = _drain(inbox, 0.0 if engine.busy else WAIT_S)
+        inbound = _drain(inbox, 0.0 if engine.busy else WAIT_S if held is None else LULL_S)
         began_s = time.monotonic()
-        report = engine.turn(inbound)
+        report, held = engine.turn(inbound) or held, None
         if report is not None:
             if report.work.steps > steps:
                 busy_s, steps = busy_s + time.monotonic() - began_s, report.work.steps
-            send(replace(report, busy_s=busy_s))
+            elif inbound and not (engine.busy or report.notices or report.events):
+                held = report
+            if held is None:
+                send(replace(report, busy_s=busy_s))
         if inbound or engine.busy:
             checked, quiet_since = False, time.monotonic()
         elif not checked and engine.idle and time.monotonic() - quiet_since > CHECK_AFTER_S:
