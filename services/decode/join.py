@@ -14,7 +14,7 @@ from services.decode.peers import Peers
 from services.decode.session import Session
 from twinflow.contracts import errors
 from twinflow.contracts.errors import TwinflowError
-from twinflow.contracts.requests import GenerateRequest, Sample
+from twinflow.contracts.requests import GenerateRequest, RequestStats, Sample
 from twinflow.engine.base import (
     BlocksAnnounced,
     Command,
@@ -138,19 +138,30 @@ class Handoff:
 
     def first_token(self, message: pb.FirstToken) -> None:
         self._check_accepted("a first token")
+        self._answer.prefill_stats = stats_from_pb(message.stats)
+        self._send(FirstTokenArrived(self.id, self._forward(message.sample)))
+
+    def _forward(self, message: pb.Sample) -> Sample:
+        """The first token, to the client; nothing else of the hand-off is wanted if it is the last one."""
         if self.first is not None:
             raise errors.HandoffFailed(f"{self._session} sent two first tokens")
-        sample = self.first = sample_from_pb(message.sample)
-        self._answer.prefill_stats = stats_from_pb(message.stats)
+        sample = self.first = sample_from_pb(message)
         self._answer.add_now(sample)
-        self._send(FirstTokenArrived(self.id, sample))
         if sample.finish is not None:
             self._session.leave(self.id, finished=True)
+        return sample
 
     def finished(self, message: pb.Finished) -> None:
         self._check_accepted("the end of the prompt")
         stats = stats_from_pb(message.stats)
         self._answer.prefill_stats = stats
+        first = self._forward(message.first_token) if message.HasField("first_token") else None
+        if first is None or first.finish is None:
+            self._tell_end(message, stats)  # before the first token: that has time until all is read
+        if first is not None:
+            self._send(FirstTokenArrived(self.id, first))
+
+    def _tell_end(self, message: pb.Finished, stats: RequestStats) -> None:
         self._send(
             PrefillFinished(
                 id=self.id,

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from services.prefill.admit import admit
 from services.prefill.metrics import End, PrefillMetrics
 from twinflow.contracts.errors import BadRequest, Cancelled, HandoffFailed, TwinflowError, from_reason
 from twinflow.engine.base import Cancel, Command, Done, EndLease, Generated, Mode, Offered, Prefilled, Ready, Submit
+from twinflow.node.handshake import FIRST_WITH_END
 from twinflow.node.outbox import Outbox
 from twinflow.rpc.convert import error_to_pb, sample_to_pb, stats_to_pb, tag_to_pb
 from twinflow.rpc.v1 import admin_pb2 as admin_pb
@@ -25,7 +26,8 @@ Replies = Outbox[pb.HandoffReply]
 
 @dataclass(slots=True)
 class Offer:
-    """One open hand-off. `prefilled_s` (monotonic) is set once its prompt is computed: its lease then only waits."""
+    """One open hand-off. `prefilled_s` (monotonic) is set once its prompt is computed: its lease then only waits. `first`: a
+    first token that the end of the prompt, told with it, takes along (`first_with_end`), or else goes alone."""
 
     id: str
     session: SessionKey
@@ -34,6 +36,8 @@ class Offer:
     prompt_tokens: int
     have_tokens: int
     idempotency: tuple[str, int]  # idempotency id, sample index; ("", _) = none
+    first_with_end: bool  # the reader takes both in one message, half a message's time earlier
+    first: pb.FirstToken | None = None
     opened_s: float = field(default_factory=time.monotonic)
     prefilled_s: float | None = None
 
@@ -64,8 +68,8 @@ class Offers:
 
     # ---- what the decode worker says ----
 
-    def open(self, session: SessionKey, replies: Replies, message: pb.Open) -> None:
-        """Accepts or fails a hand-off; the same Open twice in one session counts once."""
+    def open(self, session: SessionKey, replies: Replies, message: pb.Open, features: Collection[str]) -> None:
+        """Accepts or fails a hand-off to a reader with these features; the same Open twice in one session counts once."""
         known = self._offers.get(message.id)
         if known is not None and known.session == session:
             return
@@ -84,8 +88,9 @@ class Offers:
         lease_id = self.leases.grant(session, request.id)
         prompt_tokens = request.prompt_tokens + len(request.forced) // 4
         self._offers[request.id] = Offer(
-            request.id, session, replies, lease_id, prompt_tokens, message.have_tokens, idempotency
-        )
+            request.id, session, replies, lease_id, prompt_tokens, message.have_tokens, idempotency,
+            FIRST_WITH_END in features,
+        )  # fmt: skip
         self._send(Submit(request, Mode.OFFER, message.have_tokens, message.want_checkpoint_at))
         replies.put(pb.HandoffReply(accepted=pb.Accepted(id=request.id, lease_id=lease_id)))
 
@@ -140,7 +145,16 @@ class Offers:
         offer = self._offers.get(notice.id)
         if offer is not None:
             stats = stats_to_pb(notice.stats) if notice.stats else None
-            first = pb.FirstToken(id=notice.id, sample=sample_to_pb(notice.samples[0]), stats=stats)
+            offer.first = pb.FirstToken(id=notice.id, sample=sample_to_pb(notice.samples[0]), stats=stats)
+            if offer.first_with_end:
+                asyncio.get_running_loop().call_soon(self._first_alone, offer)
+            else:
+                self._first_alone(offer)
+
+    def _first_alone(self, offer: Offer) -> None:
+        """Unless the same report had the end of the prompt, or the hand-off is over."""
+        first, offer.first = offer.first, None
+        if first is not None and self._offers.get(offer.id) is offer:
             offer.replies.put(pb.HandoffReply(first_token=first))
 
     def prefilled(self, notice: Prefilled) -> None:
@@ -149,6 +163,7 @@ class Offers:
         if offer is None or not self.leases.offer(offer.lease_id, notice.blocks, slots):
             return
         offer.prefilled_s = time.monotonic()
+        first, offer.first = offer.first, None
         finished = pb.Finished(
             id=notice.id,
             first_index=notice.first_index,
@@ -159,6 +174,7 @@ class Offers:
             tag=tag_to_pb(notice.tag),
             stats=stats_to_pb(notice.stats),
             checkpoint=checkpoint_to_pb(notice.checkpoint),
+            first_token=first.sample if first is not None else None,
         )
         offer.replies.put(pb.HandoffReply(finished=finished))
 

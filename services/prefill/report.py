@@ -52,6 +52,10 @@ class Handoffs:
 
     # ---- sessions of decode workers ----
 
+    def features_of(self, session: SessionKey) -> frozenset[str]:
+        """What the reader of an open session has named."""
+        return self._sessions[session].features
+
     def session_opened(self, session: SessionKey, replies: Replies, features: Collection[str] = ()) -> None:
         """Ends older sessions of the same decode worker. Raises BadRequest if this very one is open."""
         if session in self._sessions:

@@ -105,7 +105,7 @@ class Servicer(pb_grpc.WorkerServicer):
         """A defect here must not leave the reader waiting: it is told, and the loop logs it."""
         try:
             self._front.check_not_draining()
-            self._handoffs.offers.open(session, replies, message)
+            self._handoffs.offers.open(session, replies, message, self._handoffs.features_of(session))
         except Draining as e:
             self._handoffs.metrics.refused(e)
             replies.put(failed(message.id, e))

@@ -1,7 +1,8 @@
 """A scripted engine: no model, no memory, the protocol of `twinflow.engine.base` alone. Tests hold it at any step.
 
 Tokens are f(prompt, position), so that the same request gives the same tokens wherever it runs. Block numbers are made up;
-`prefill` offers one block per report, numbers 100, 101, …, and slot 7.
+`prefill` offers one block per report, numbers 100, 101, …, and slot 7. With `at_once` the first token and the end of the prompt
+are in one report, as a real engine tells them; `breaks`: with an error in place of the end.
 """
 
 import asyncio
@@ -70,6 +71,7 @@ class FakeEngine:
         self.closed = False
         self.deaf = False  # answers no questions
         self.flushed = False
+        self.at_once = self.breaks = False
         self.on_step: Callable[[str, str], None] = lambda step, request_id: None
         self._gates = {step: asyncio.Event() for step in STEPS}
         for gate in self._gates.values():
@@ -227,8 +229,14 @@ class FakeEngine:
             await self._step("offer", life)
             self.report(base.Offered(r.id, index, (100 + index,), ()))
         await self._step("first", life)
-        self.report(base.Generated(r.id, (self._sample(r, 0),)))
-        await self._step("prefilled", life)
+        first = base.Generated(r.id, (self._sample(r, 0),))
+        if self.breaks:
+            self.running.pop(r.id, None)
+            self.report(first, base.Done(r.id, self._stats(life), "internal", "it broke"))
+            return
+        if not self.at_once:
+            self.report(first)
+            await self._step("prefilled", life)
         tail = (100 + full_blocks,) if r.prompt_tokens % BLOCK_TOKENS else ()
         tag = StateTag(b"h" * 16, r.prompt_tokens, self.fingerprint)
         stats = RequestStats(
@@ -239,7 +247,8 @@ class FakeEngine:
             prefill_resumed_tokens=self.usable,
             extra={"prefill_s": 0.25},
         )
-        self.report(base.Prefilled(r.id, max(have_blocks, full_blocks), tail, (), SLOT, 0, tag, stats))
+        end = base.Prefilled(r.id, max(have_blocks, full_blocks), tail, (), SLOT, 0, tag, stats)
+        self.report(*((first, end) if self.at_once else (end,)))
         await asyncio.get_running_loop().create_future()
 
     async def _generate(self, life: Life, position: int, route: str) -> None:

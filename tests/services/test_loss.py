@@ -110,6 +110,11 @@ LIES = {
     "accepted-twice": [{"accepted": pb.Accepted(id="a", lease_id="l")}] * 2,
     "accepted-without-lease": [{"accepted": pb.Accepted(id="a")}],
     "two-first-tokens": [{"accepted": pb.Accepted(id="a", lease_id="l")}, first(), first()],
+    "another-first-token-at-the-end": [
+        {"accepted": pb.Accepted(id="a", lease_id="l")},
+        first(),
+        {"finished": pb.Finished(id="a", blocks=[100, 101, 102], slot=7, first_token=pb.Sample(token_id=5))},
+    ],
     "unknown-finish": [{"accepted": pb.Accepted(id="a", lease_id="l")}, first("tired")],
     "confirmed-too-early": [
         {"accepted": pb.Accepted(id="a", lease_id="l")},

@@ -11,6 +11,7 @@ PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 
 CHECKPOINT = "checkpoint"  # `Open.want_checkpoint_at` and `Finished.checkpoint`
+FIRST_WITH_END = "first-with-end"  # `Finished.first_token`
 GENERATIONS = "generations"  # `Renewed` within a session
 GRAMMAR = "grammar"  # `Sampling.grammar`
 VERIFY = "verify=checksum"  # what is announced carries checksums
@@ -38,7 +39,7 @@ def negotiate(peer: str, protocol_min: int, protocol_max: int) -> int:
 
 def features(*, verify: bool) -> tuple[str, ...]:
     """What this side says in its hello."""
-    always = (CHECKPOINT, GENERATIONS, GRAMMAR)
+    always = (CHECKPOINT, FIRST_WITH_END, GENERATIONS, GRAMMAR)
     return (*always, VERIFY) if verify else always
 
 

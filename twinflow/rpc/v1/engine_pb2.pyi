@@ -546,7 +546,7 @@ class FirstToken(_message.Message):
     def __init__(self, id: _Optional[str] = ..., sample: _Optional[_Union[Sample, _Mapping]] = ..., stats: _Optional[_Union[RequestStats, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("id", "first_index", "blocks", "checksums", "slot", "slot_checksum", "tag", "stats", "checkpoint")
+    __slots__ = ("id", "first_index", "blocks", "checksums", "slot", "slot_checksum", "tag", "stats", "checkpoint", "first_token")
     ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -556,6 +556,7 @@ class Finished(_message.Message):
     TAG_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     id: str
     first_index: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
@@ -565,7 +566,8 @@ class Finished(_message.Message):
     tag: StateTag
     stats: RequestStats
     checkpoint: OfferedState
-    def __init__(self, id: _Optional[str] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., slot_checksum: _Optional[int] = ..., tag: _Optional[_Union[StateTag, _Mapping]] = ..., stats: _Optional[_Union[RequestStats, _Mapping]] = ..., checkpoint: _Optional[_Union[OfferedState, _Mapping]] = ...) -> None: ...
+    first_token: Sample
+    def __init__(self, id: _Optional[str] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ..., slot: _Optional[int] = ..., slot_checksum: _Optional[int] = ..., tag: _Optional[_Union[StateTag, _Mapping]] = ..., stats: _Optional[_Union[RequestStats, _Mapping]] = ..., checkpoint: _Optional[_Union[OfferedState, _Mapping]] = ..., first_token: _Optional[_Union[Sample, _Mapping]] = ...) -> None: ...
 
 class OfferedState(_message.Message):
     __slots__ = ("slot", "checksum", "tag")
