@@ -5,13 +5,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engine.conftest import Oracle
 from tests.engine.harness import Pair, Result, Worker, request
 from tests.models.tiny import prompt
+from twinflow.cache.base import Holding
+from twinflow.contracts.hashing import TokenChain, pack_tokens
 from twinflow.engine import base
 from twinflow.engine.base import Mode, Notice
-from twinflow.engine.batch import Part, Plan
+from twinflow.engine.batch import Fields, Part, Plan, Shape
+from twinflow.engine.runner import Runner
 from twinflow.engine.sequence import Phase
 from twinflow.kernels.paged_attention.shared import SharedPrefixes
 from twinflow.models.base import HybridModel
@@ -53,6 +57,17 @@ class Undecided(Pair):
                 return
             self.drive(turns=1)
         raise AssertionError(f"{id} was not pulled")
+
+    def blocks(self, id: str) -> list[int]:
+        holding = self.decode.engine.sequences[id].holding
+        assert holding is not None
+        return list(holding.blocks)
+
+    def take_memory(self) -> Holding:
+        """Of the decode worker, as another request would: what was given back serves nobody else."""
+        taken = self.decode.engine.cache.reserve(TokenChain(b"another", 64, pack_tokens(prompt(2, 10))), 150)
+        assert taken is not None
+        return taken
 
     @property
     def free_rows(self) -> int:
@@ -123,7 +138,7 @@ def test_a_pulled_sequence_is_ready_and_nothing_of_it_is_used(undecided: Undecid
         undecided.relay_decode(undecided.decode.turn())
     assert sequence.row is not None and undecided.free_rows == engine.config.max_running - 1
     assert not engine.busy and not engine.running and sequence.phase is Phase.PULLING
-    assert (sequence.generated, len(sequence.chain)) == ([], len(p))
+    assert (sequence.generated, sequence.holding.position) == ([], 0)
     assert bytes(undecided.decode.arena.storage.numpy()) == held and engine.cache.stored() == stored
     undecided.decide(id)
     undecided.drive()
@@ -161,20 +176,25 @@ def test_not_confirmed(undecided: Undecided, oracle: Oracle, end: str, turns: in
     undecided.until_pulled(id)
     for _ in range(turns):
         undecided.relay_decode(undecided.decode.turn())
+    blocks = undecided.blocks(id)
+    commands: list[base.Command] = [base.HandoffFailed(id, "handoff_failed", end)]
     if end == "refused":
         undecided.end_lease(id)
         undecided.decide(id)
+        commands = []
     elif end == "session lost":
-        undecided.relay_decode(
-            undecided.decode.turn(base.HandoffFailed(id, "handoff_failed", "the session was lost"), base.Confirm(id))
-        )
-    else:
-        undecided.relay_decode(undecided.decode.turn(base.HandoffFailed(id, "handoff_failed", "it was superseded")))
+        commands.append(base.Confirm(id))
+    notices = undecided.decode.turn(*commands)
+    taken = undecided.take_memory()
+    assert taken.blocks == blocks
+    undecided.relay_decode(notices)
     undecided.until_pulled(id)
+    assert not set(undecided.blocks(id)) & set(blocks)
     assert undecided.free_rows >= undecided.decode.engine.config.max_running - 1
     undecided.decide(id)
     undecided.drive()
     assert len(undecided.lost[id]) == 1 and undecided.results[id].tokens == oracle(p, NEW)
+    undecided.decode.engine.cache.release(taken, donate=False)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 4], ids=["at once", "when ready", "late"])
@@ -269,3 +289,106 @@ def test_a_row_of_another_batch_does_not_find_shared_blocks_anew(
     undecided.beside("alone", prompt(4, 20), 4)
     undecided.drive()
     assert 1 not in found
+
+
+class Replayed:
+    """A captured step of one sequence where there is no GPU: runs the pass on whatever its buffer holds."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.shape = Shape(1, 1)
+        self.buffer = torch.zeros(self.shape.size_bytes, dtype=torch.uint8)
+        self.fields = Fields.of(self.buffer, self.shape)
+        self.logits = torch.zeros(1, runner.model.vocab_size)
+        self.graph = self
+        self.shared = None
+        self._runner = runner
+
+    def replay(self) -> None:
+        self._runner._forward(self.fields, self.shape, (1,), None, False, out=self.logits)
+
+
+@pytest.fixture(params=["eager", "captured"])
+def packed(undecided: Undecided, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
+    """How many sequences were in each step whose inputs were copied, in order; steps of one run from a captured graph, or not."""
+    runner = undecided.decode.engine.runner
+    sizes: list[int] = []
+    fill = runner._fill
+
+    def noted(plan: Plan, shape: Shape, buffer: torch.Tensor) -> None:
+        sizes.append(len(plan.parts))
+        fill(plan, shape, buffer)
+
+    monkeypatch.setattr(runner, "_fill", noted)
+    if request.param == "captured":
+        one = Replayed(runner)
+        monkeypatch.setattr(runner.graphs, "fit", lambda plan, shared: one if plan.shape == one.shape else None)
+    return sizes
+
+
+def made_ready(pair: Undecided, p: list[int], new: int = NEW) -> str:
+    id = pair.submit(p, max_tokens=new)
+    pair.until_pulled(id)
+    for _ in range(2):
+        pair.relay_decode(pair.decode.turn())
+    assert pair.decode.engine.sequences[id].row is not None
+    return id
+
+
+@pytest.mark.parametrize("tokens", [127, 128, 150])
+def test_a_lone_sequence_has_the_inputs_of_its_first_step(
+    undecided: Undecided, oracle: Oracle, packed: list[int], tokens: int
+) -> None:
+    p = prompt(1, tokens)
+    id = made_ready(undecided, p)
+    before = len(packed)
+    assert before == 1
+    undecided.decide(id)
+    undecided.relay_decode(undecided.decode.turn())  # its first step
+    assert len(packed) == before
+    undecided.drive()
+    assert len(packed) == before + NEW - 2 and undecided.results[id].tokens == oracle(p, NEW)
+
+
+def test_inputs_are_not_those_of_a_step_that_came_between(
+    undecided: Undecided, oracle: Oracle, packed: list[int]
+) -> None:
+    p, other = prompt(1, 150), prompt(2, 1)
+    id = made_ready(undecided, p)
+    undecided.beside("other", other, NEW)
+    undecided.drive(turns=2)
+    undecided.decide(id)
+    undecided.drive()
+    assert (undecided.results[id].tokens, undecided.results["other"].tokens) == (oracle(p, NEW), oracle(other, NEW))
+
+
+def test_inputs_are_not_those_of_another_one_that_is_ready(
+    undecided: Undecided, oracle: Oracle, packed: list[int]
+) -> None:
+    a, b = prompt(1, 150), prompt(2, 150)
+    first, second = made_ready(undecided, a), made_ready(undecided, b)
+    for id in (first, second):
+        undecided.decide(id)
+        undecided.drive(turns=1)
+    undecided.drive()
+    assert (undecided.results[first].tokens, undecided.results[second].tokens) == (oracle(a, NEW), oracle(b, NEW))
+
+
+def test_inputs_go_with_their_hand_off(undecided: Undecided, oracle: Oracle, packed: list[int]) -> None:
+    """The prompt's state is here from before, which is of use once its first token is known: after a loss the request goes on
+    here, in other memory, with the same step by its numbers."""
+    p = prompt(1, 150)
+    undecided.decide(made_ready(undecided, p))
+    undecided.drive()
+    id = made_ready(undecided, p)
+    engine = undecided.decode.engine
+    blocks = undecided.blocks(id)
+    undecided.lost[id] = ["once", "twice"]
+    notices = undecided.decode.turn(base.HandoffFailed(id, "handoff_failed", "the session was lost"))
+    taken = undecided.take_memory()
+    undecided.relay_decode(notices)
+    before = len(packed)
+    undecided.relay_decode(undecided.decode.turn())
+    assert undecided.blocks(id)[-1] not in blocks and len(packed) == before + 1
+    undecided.drive()
+    assert undecided.results[id].stats.cached_tokens == len(p) and undecided.results[id].tokens == oracle(p, NEW)
+    engine.cache.release(taken, donate=False)

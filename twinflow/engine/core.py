@@ -332,6 +332,7 @@ class Engine:
             raise HandoffFailed("the prefill worker sent two first tokens")
         else:
             sequence.first = sample
+            sequence.chain.push(sample.token_id)
 
     def _pull_finished(self, event: PullFinished) -> None:
         """Also of sequences that are over: their memory is doomed until this moment."""
@@ -342,7 +343,7 @@ class Engine:
     def _prepare(self, sequence: Sequence) -> None:
         """While the confirmation is on its way, what joining takes and no received byte goes into."""
         if sequence.first is not None and sequence.row is None:
-            self.steps.prepare(sequence, [sequence.first.token_id])
+            self.steps.prepare(sequence, sequence.first.token_id)
 
     def _confirmed(self, sequence: Sequence) -> None:
         if sequence.first is None:
@@ -350,7 +351,6 @@ class Engine:
         self.pulls.confirm(sequence)
         sequence.plan_cuts(self._interval_tokens)
         sequence.generated.append(sequence.first.token_id)
-        sequence.chain.append([sequence.first.token_id])
         sequence.phase = Phase.RUNNING
         self.steps.enter(sequence)
 
@@ -388,7 +388,7 @@ class Engine:
         self.steps.leave(sequence, self._giving_back(sequence, donate=False))
         first, sequence.first, sequence.intake, sequence.peer = sequence.first, None, None, None
         if first is not None:
-            sequence.force(first.token_id)
+            sequence.force(first.token_id, known=True)
         self._notices.append(base.HandoffLost(sequence.id, error.reason, error.message, cause))
         self._claim(sequence)
 

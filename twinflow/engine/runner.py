@@ -20,7 +20,7 @@ from twinflow.contracts.workers import Role
 from twinflow.engine.base import Work
 from twinflow.engine.batch import BlockTables, Fields, Part, Plan, Shape, pack
 from twinflow.engine.config import EngineConfig
-from twinflow.engine.graphs import StepGraphs, step_shapes
+from twinflow.engine.graphs import Captured, StepGraphs, step_shapes
 from twinflow.engine.sampling import Draw, Drawn, RowMasks, Sampler
 from twinflow.engine.sequence import Sequence
 from twinflow.engine.sharing import Sharing
@@ -38,6 +38,21 @@ class Undrawn:
     fields: Fields[torch.Tensor]
     logits: torch.Tensor
     positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A step's, on the device. `captured`: the graph whose buffer they are in; without one the step may have `shared`."""
+
+    plan: Plan
+    fields: Fields[torch.Tensor]
+    captured: Captured | None
+    shared: SharedPrefixes | None
+
+    def are_of(self, plan: Plan) -> bool:
+        """Of a single part: the very same one."""
+        (mine,) = self.plan.parts
+        return len(plan.parts) == 1 and plan.sequences[0] is mine.sequence and plan.parts[0][1:] == mine[1:]
 
 
 @dataclass(slots=True)
@@ -71,6 +86,7 @@ class Runner:
         self._sharing = Sharing(self.tables, self._block_tokens)
         self._drawn = torch.zeros(rows, dtype=torch.int64, device=self.device)  # by row: the last token drawn
         self._on_gpu = self.device != "cpu"
+        self._ready: Inputs | None = None  # of a step that may be the next one
         largest = Shape(max(config.step_tokens, rows, 64), max(rows, 8))
         self._staging = [
             torch.empty(largest.size_bytes + 8, dtype=torch.uint8, pin_memory=self._on_gpu)
@@ -101,8 +117,16 @@ class Runner:
             sampling = replace(sampling, min_tokens=0)
         self.sampler.start(row, sampling, sequence.request.prompt, [*sequence.generated, *coming])
 
+    @torch.inference_mode()
+    def ready(self, part: Part) -> None:
+        """Inputs of a step of this part alone go to the device, where they serve if the next step is that one. The part feeds a
+        known token into a block that is there; no step is in flight."""
+        self._ready = self._inputs(Plan.of([part]))
+
     def leave(self, sequence: Sequence) -> None:
         """Only when no step in flight has it. Sequences without a row are ignored."""
+        if self._ready is not None and self._ready.plan.sequences[0] is sequence:
+            self._ready = None
         if sequence.row is not None:
             self.sampler.stop(sequence.row)
             self.tables.free(sequence)
@@ -205,6 +229,19 @@ class Runner:
 
     def _queue(self, plan: Plan) -> tuple[Fields[torch.Tensor], torch.Tensor]:
         """The forward pass on the stream: inputs and logits (at least as many rows as draw, vocab)."""
+        ready, self._ready = self._ready, None
+        inputs = ready if ready is not None and ready.are_of(plan) else self._inputs(plan)
+        if inputs.captured is not None:
+            inputs.captured.graph.replay()
+            return inputs.fields, inputs.captured.logits
+        draws = len(plan.drawing)
+        logits = self._forward(
+            inputs.fields, plan.shape, plan.lens, inputs.shared, plan.snapshots, plan.contexts, draws
+        )
+        return inputs.fields, logits
+
+    def _inputs(self, plan: Plan) -> Inputs:
+        """On their way to the device."""
         sequences = self.graphs.rung(plan.shape.sequences)
         shared = self._sharing.of(plan, sequences) if plan.decode_only else None
         captured = self.graphs.fit(plan, shared=shared is not None)
@@ -212,15 +249,11 @@ class Runner:
             self._fill(plan, captured.shape, captured.buffer)
             if captured.shared is not None and shared is not None:
                 captured.shared.copy_(shared)
-            captured.graph.replay()
-            return captured.fields, captured.logits
+            return Inputs(plan, captured.fields, captured, None)
         shape = plan.shape
         buffer = torch.empty(shape.size_bytes, dtype=torch.uint8, device=self.device)
         self._fill(plan, shape, buffer)
-        fields = Fields.of(buffer, shape)
-        if shared is not None:
-            shared = shared.to(self.device)
-        return fields, self._forward(fields, shape, plan.lens, shared, plan.snapshots, plan.contexts, len(plan.drawing))
+        return Inputs(plan, Fields.of(buffer, shape), None, None if shared is None else shared.to(self.device))
 
     def _fill(self, plan: Plan, shape: Shape, buffer: torch.Tensor) -> None:
         """Copies the step's inputs to `buffer` on the device."""

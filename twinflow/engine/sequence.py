@@ -52,7 +52,7 @@ class Sequence:
     peer: PeerArena | None = None
     intake: Intake | None = None
     guide: Guide | None = None  # of a request with a grammar, from COMPILING on
-    first: Sample | None = None  # decode side: sampled by the prefill worker, fed after adoption
+    first: Sample | None = None  # decode side: sampled by the prefill worker, last of the chain, fed after adoption
     row: int | None = None  # of the persistent block tables
     flights: int = 0  # launched steps with it that have not landed
     failed: bool = False  # what it has computed is not to be used
@@ -90,10 +90,12 @@ class Sequence:
             return self.start_tokens
         return max(self.request.max_total_tokens, self.start_tokens)
 
-    def force(self, token_id: int) -> None:
-        """A token that somebody else sampled and the client has: a prefix now, never sampled again."""
+    def force(self, token_id: int, *, known: bool = False) -> None:
+        """A token that somebody else sampled and the client has: a prefix now, never sampled again. `known`: it is in the chain
+        already."""
         self.generated.append(token_id)
-        self.chain.push(token_id)
+        if not known:
+            self.chain.push(token_id)
         self.start_tokens += 1
 
     def needs_tokens(self, growth_tokens: int) -> int:
