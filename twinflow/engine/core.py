@@ -52,7 +52,7 @@ class Engine:
         self.cache = cache
         self.fingerprint = model.layout.fingerprint()
         self.sequences: dict[str, Sequence] = {}
-        self.waiting = Waiting(cache, config)
+        self.waiting = Waiting(cache, config, self.sequences)
         self.stopping = False
         self.runner = Runner(model, arena, cache, config)
         self.guides = guides
@@ -198,13 +198,13 @@ class Engine:
         """In order, all groups or none. The head waits for memory; nobody overtakes it."""
         if self.waiting and not self.busy:
             self.runner.settle()  # no step is coming that would release what the last copies fence
-        while self.waiting and self._active() < self.config.max_running:
+        while self._active() < self.config.max_running and (sequence := self.waiting.head):
             try:
-                sequence = self.waiting.reserve_head()
+                reserved = self.waiting.reserve(sequence)
             except TooLong as error:
-                self._fail(self.waiting.head, error)
+                self._fail(sequence, error)
                 continue
-            if sequence is None:
+            if not reserved:
                 if not self._active() and self.waiting.drop_claims():
                     continue
                 break

@@ -196,6 +196,12 @@ class Sequence:
         held = len(self.holding.blocks) * self.chain.block_tokens
         return Matched(self.id, found.hits, found.usable_tokens, held, self.start_tokens)
 
+    def note_held(self) -> None:
+        """A CLAIM holds more of its prompt than when it was matched."""
+        assert self.holding is not None
+        held_tokens = len(self.holding.blocks) * self.chain.block_tokens
+        self.stats = replace(self.stats, decode_attention_tokens=held_tokens)
+
     def note_hits(self) -> None:
         """Records what `reserve` found here: on the prefill side of a hand-off, or on the worker that runs it alone."""
         held = self.holding

@@ -1,21 +1,27 @@
-"""The queue for memory: in order of arrival, all groups or none. The head waits; nobody overtakes it."""
+"""The queue for memory: in order of arrival, all groups or none. The head waits; nobody overtakes it.
+
+Who waits for a sibling (`siblings`) asks for no memory: until that one is done, the next in line is the head.
+"""
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from twinflow.cache.base import Cache
 from twinflow.contracts.errors import NoCapacity
 from twinflow.contracts.workers import Load
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.sequence import Phase, Sequence
+from twinflow.engine.siblings import Siblings
 
 
 class Waiting:
     """Owned by the engine's loop. A sequence in it is in phase WAITING and holds at most its hit."""
 
-    def __init__(self, cache: Cache, config: EngineConfig) -> None:
+    def __init__(self, cache: Cache, config: EngineConfig, sequences: Mapping[str, Sequence]) -> None:
+        """`sequences`: all of the engine's, among which a sibling may be found."""
         self._cache = cache
+        self._siblings = Siblings(cache, sequences) if config.prefix_cache else None
         self._config = config
         self._queue: deque[Sequence] = deque()
 
@@ -29,8 +35,10 @@ class Waiting:
         return sequence in self._queue
 
     @property
-    def head(self) -> Sequence:
-        return self._queue[0]
+    def head(self) -> Sequence | None:
+        """The first that waits for nothing but memory."""
+        siblings = self._siblings
+        return next((s for s in self._queue if siblings is None or not siblings.hold_back(s)), None)
 
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
         """`first`: one that had to yield and arrived before everybody here."""
@@ -45,23 +53,39 @@ class Waiting:
         """Unknown ones are ignored."""
         if sequence in self._queue:
             self._queue.remove(sequence)
+            if self._siblings is not None:
+                self._siblings.forget(sequence)
 
-    def reserve_head(self) -> Sequence | None:
-        """The head, out of the queue and with its memory; None = not now. Raises TooLong for what can never fit."""
-        sequence = self.head
+    def reserve(self, sequence: Sequence) -> bool:
+        """The head gets its memory and is out of the queue; False = not now. Raises TooLong for what can never fit."""
         tokens = sequence.needs_tokens(self._config.growth_tokens)
         if sequence.intake:
+            self._hold_more(sequence)
             assert sequence.holding is not None
             if not self._cache.complete(sequence.holding, tokens):
-                return None
+                return False
         else:
             holding = self._cache.reserve(sequence.chain, tokens)
             if holding is None:
-                return None
+                return False
             claimed, sequence.holding = sequence.holding, holding
             if claimed is not None:  # the claim kept the hit alive until here
                 self._cache.release(claimed, donate=False)
-        return self._queue.popleft()
+        self.remove(sequence)
+        return True
+
+    def _hold_more(self, sequence: Sequence) -> None:
+        """Of a hand-off: what has come into the cache since the prompt was matched need not be read, and takes no memory."""
+        assert sequence.intake is not None and sequence.holding is not None
+        found = self._cache.hold_prefix(sequence.chain)
+        held, size = len(found.blocks), sequence.chain.block_tokens
+        if not len(sequence.holding.blocks) < held <= sequence.start_tokens // size:  # more: with a block of the reply
+            self._cache.release(found, donate=False)
+            return
+        self._cache.release(sequence.holding, donate=False)
+        sequence.holding = found
+        sequence.intake.hold(held)
+        sequence.note_held()
 
     def drop_claims(self) -> bool:
         """Nothing runs and the head does not fit: what keeps its memory can only be the hits that requests behind it

@@ -236,6 +236,16 @@ class Intake:
         self._finished = self._slots_wait = True
         return self._advance()
 
+    def hold(self, blocks: int) -> None:
+        """So many of the prompt's first blocks are here by now: more than when the hand-off began. What the peer announces or
+        has announced of these is ignored. Raises ValueError after `reserved`, and for less than before."""
+        if self.phase is not Phase.OPEN or not self.have_blocks <= blocks <= self.total_blocks:
+            raise ValueError(f"{self.request_id}: {blocks} of {self.total_blocks} blocks, in {self.phase.value}")
+        self.have_blocks = blocks
+        self._waiting = [i for i in self._waiting if i >= blocks]
+        self._remote = {i: remote for i, remote in self._remote.items() if i >= blocks}
+        self._checksums = {i: checksum for i, checksum in self._checksums.items() if i >= blocks}
+
     def reserved(
         self, local_blocks: Sequence[int], local_slot: int, local_checkpoint: int | None = None
     ) -> list[Action]:
