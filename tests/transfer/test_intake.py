@@ -70,6 +70,38 @@ def test_everything_but_the_slot_is_here_already() -> None:
     assert i.pull_finished("r/1", True) == [Unpin((), (5,)), SayPulled((), (3,))]
 
 
+@pytest.mark.parametrize("held", [2, 3, 4, 5])
+def test_what_has_come_here_meanwhile_is_not_read(held: int) -> None:
+    i = intake(verify=True)
+    assert i.announced(1, [11, 12, 13], [1, 2, 3]) == [Reserve()]
+    i.hold(held)
+    missing = [index for index in (2, 3) if index >= held]
+    first = [Pull("r/1", tuple((10 + index, 50 + index) for index in missing), ())] if missing else []
+    assert i.reserved(LOCAL, 5) == first
+    last = ((14, 54),) if held < 5 else ()
+    pull = f"r/{len(first) + 1}"
+    assert i.finished(4, [14], [4], 3, 7, TAG) == [Pull(pull, last, ((3, 5),))]
+    for each in first:
+        i.pull_finished(each.pull_id, True)
+    *_, verify = i.pull_finished(pull, True)
+    named = tuple(range(50 + held, 55))
+    assert verify == Verify(named, (5,))
+    assert i.verified(dict(zip(named, (2, 3, 4)[held - 2 :], strict=True)), {5: 7}) == [
+        SayPulled(tuple(range(10 + held, 15)), (3,))
+    ]
+
+
+def test_what_is_here_cannot_become_less_nor_change_later() -> None:
+    i = intake()
+    for blocks in (1, 6):
+        with pytest.raises(ValueError, match=f"{blocks} of 5 blocks"):
+            i.hold(blocks)
+    i.announced(2, [12])
+    i.reserved(LOCAL, 5)
+    with pytest.raises(ValueError, match="in pulling"):
+        i.hold(3)
+
+
 @pytest.mark.parametrize(
     ("first", "blocks", "says"),
     [
@@ -211,7 +243,7 @@ class HandOff(RuleBasedStateMachine):
                 assert self.rest_seen
                 assert not self.open_pulls
                 assert {("block", r) for r in a.blocks} | {("slot", r) for r in a.slots} == {x[:2] for x in self.read}
-                assert len(a.blocks) == 3
+                assert len(a.blocks) == 5 - self.intake.have_blocks
                 assert len(a.slots) == 1
                 self.said = a
             elif isinstance(a, Adopt):
@@ -236,6 +268,14 @@ class HandOff(RuleBasedStateMachine):
         first = data.draw(st.sampled_from([2, 3, 4, 5]))
         self.rest_seen = True
         self.take(self.intake.finished(first, [10 + i for i in range(first, 5)], [], 3, 0, tag))
+
+    @rule(blocks=st.integers(2, 5))
+    def hold(self, blocks: int) -> None:
+        if self.intake.phase is Phase.OPEN and blocks >= self.intake.have_blocks:
+            self.intake.hold(blocks)
+        else:
+            with pytest.raises(ValueError, match="blocks, in"):
+                self.intake.hold(blocks)
 
     @rule()
     def reserved(self) -> None:

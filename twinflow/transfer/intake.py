@@ -212,8 +212,7 @@ class Intake:
         tag: StateTag,
         checkpoint: OfferedState | None = None,
     ) -> list[Action]:
-        """The rest of the blocks, the slot with the state after all prompt tokens, and the checkpoint that was asked for
-        if the peer has it."""
+        """The rest of the blocks, the slot with the state after the prompt, and the wanted checkpoint if the peer has it."""
         if self.over:
             return []
         if self._finished:
@@ -237,8 +236,8 @@ class Intake:
         return self._advance()
 
     def hold(self, blocks: int) -> None:
-        """So many of the prompt's first blocks are here by now: more than when the hand-off began. What the peer announces or
-        has announced of these is ignored. Raises ValueError after `reserved`, and for less than before."""
+        """So many of the prompt's first blocks are here by now: what the peer announces of these, or has announced, is ignored.
+        Raises ValueError after `reserved`, and for less than before."""
         if self.phase is not Phase.OPEN or not self.have_blocks <= blocks <= self.total_blocks:
             raise ValueError(f"{self.request_id}: {blocks} of {self.total_blocks} blocks, in {self.phase.value}")
         self.have_blocks = blocks
@@ -249,8 +248,7 @@ class Intake:
     def reserved(
         self, local_blocks: Sequence[int], local_slot: int, local_checkpoint: int | None = None
     ) -> list[Action]:
-        """Memory is here: `local_blocks[i]` for every block i of the prompt (more are ignored), the slot, and one for the
-        checkpoint that was asked for, unless there was none to be had."""
+        """Memory: `local_blocks[i]` for block i of the prompt (more are ignored), the slot, and maybe one for what is wanted."""
         if self.over:
             return []
         if self.phase is not Phase.OPEN:
