@@ -2,6 +2,7 @@
 
     twinflow up --model FOLDER --set prefill:engine.device=cuda:0 --set decode:engine.device=cuda:1 ... &
     python -m benchmarks.pd_load --address 127.0.0.1:8000 --model NAME [--rows NAMES] [--json FILE]
+    python -m benchmarks.pd_load --address DECODE --vllm-prefill PREFILL --model NAME       the same through two vLLM servers
 
 Prompts are random token ids; replies have a fixed length. Rows:
 
@@ -11,20 +12,23 @@ Prompts are random token ids; replies have a fixed length. Rows:
     own           192 prompts of 4,096 tokens that share nothing, 256 tokens each, 64 at once
 
 TTFT = from the request until the first token is read; TPOT = from the first to the last token, by token. Every answer must be
-whole: an error or a short reply ends the run.
+whole: an error or a short reply ends the run. A row's prompts are the same in every run, and no two rows share any.
+
+vLLM's servers (NixlConnector) are asked as its own proxy asks them: one token of the prefill server, then the decode server with
+what that said about where the blocks lie. The time of both counts.
 """
 
 import argparse
 import asyncio
 import json
 import random
-import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.router_client import Answer, connect, http_request, percentile
+from benchmarks.router_client import Answer, Connection, connect, http_post, percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +73,101 @@ class Outcome:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    address: str  # of a router, or of vLLM's decode server
+    model: str
+    vocabulary: int
+    vllm_prefill: str | None = None
+
+    def client(self) -> "Client":
+        return VllmClient(self.vllm_prefill, self.address) if self.vllm_prefill else Client(self.address)
+
+
 def prompts(load: Load, seed: int, vocabulary: int) -> list[list[int]]:
     rnd = random.Random(seed)
 
     def ids(count: int) -> list[int]:
-        return [rnd.randrange(10, vocabulary) for _ in range(count)]
+        return rnd.choices(range(10, vocabulary), k=count)
 
     prefixes = [ids(load.prefix_tokens) for _ in range(load.prefixes)]
     return [prefixes[i % load.prefixes] + ids(load.own_tokens) for i in range(load.requests)]
 
 
-async def run(row: str, load: Load, address: str, model: str, seed: int, vocabulary: int) -> Outcome:
-    bodies = [
-        http_request(
-            "/v1/completions",
-            {"model": model, "prompt": ids, "max_tokens": load.reply_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-             "stream_options": {"include_usage": True}},
-        )
-        for ids in prompts(load, seed, vocabulary)
-    ]  # fmt: skip
+TO_BE_MOVED: dict[str, object] = {
+    "do_remote_decode": True, "do_remote_prefill": False,
+    "remote_engine_id": None, "remote_block_ids": None, "remote_host": None, "remote_port": None,
+}  # fmt: skip
+
+
+class Client:
+    """Asks a router, one request at a time."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._open: dict[str, Connection] = {}
+
+    async def ask(self, prompt: bytes, fields: dict[str, object]) -> Answer:
+        """`prompt`: its ids as JSON; `fields`: the rest of the request."""
+        return await self._send(self._address, prompt, fields)
+
+    async def _send(self, address: str, prompt: bytes, fields: dict[str, object], headers: str = "") -> Answer:
+        if address not in self._open or not self._open[address].open:
+            self._open[address] = await connect(address, keep=True)
+        data = json.dumps(fields).encode()[:-1] + b', "prompt": ' + prompt + b"}"
+        return await self._open[address].ask(http_post("/v1/completions", data, headers))
+
+    def leave(self) -> None:
+        for connection in self._open.values():
+            connection.leave()
+
+
+class VllmClient(Client):
+    """Asks vLLM's prefill server, then its decode server."""
+
+    def __init__(self, prefill: str, decode: str) -> None:
+        super().__init__(decode)
+        self._prefill = prefill
+
+    async def ask(self, prompt: bytes, fields: dict[str, object]) -> Answer:
+        headers = f"x-request-id: {uuid.uuid4()}\r\n"
+        alone = {k: v for k, v in fields.items() if k != "stream_options"}
+        alone |= {"max_tokens": 1, "stream": False, "kv_transfer_params": TO_BE_MOVED}
+        first = await self._send(self._prefill, prompt, alone, headers)
+        if not first.ok:
+            return first
+        where = first.parsed()[0].get("kv_transfer_params")
+        if not where:
+            raise SystemExit(f"the prefill server says nothing about its blocks: {first.parsed()[0]}")
+        answer = await self._send(self._address, prompt, fields | {"kv_transfer_params": where}, headers)
+        answer.sent_at = first.sent_at
+        return answer
+
+
+async def run(load: Load, target: Target, seed: int) -> list[Answer]:
+    """Answers in the order in which they ended."""
+    bodies = [json.dumps(ids).encode() for ids in prompts(load, seed, target.vocabulary)]
     bodies.reverse()  # taken from the end
+    fields: dict[str, object] = {
+        "model": target.model, "max_tokens": load.reply_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
     answers: list[Answer] = []
 
-    async def client() -> None:
-        connection = await connect(address, keep=True)
+    async def ask_in_turn() -> None:
+        client = target.client()
         while bodies:
-            answers.append(await connection.ask(bodies.pop()))
-        connection.leave()
+            answers.append(await client.ask(bodies.pop(), fields))
+        client.leave()
 
-    began = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(load.at_once)))
-    duration_s = time.perf_counter() - began
+    await asyncio.gather(*(ask_in_turn() for _ in range(load.at_once)))
     for answer in answers:
         check(answer, load.reply_tokens)
+    return answers
+
+
+def outcome(row: str, load: Load, answers: list[Answer]) -> Outcome:
+    duration_s = max(a.ended_at for a in answers) - min(a.sent_at for a in answers)
     ttft = [a.ttft_s for a in answers]
     tpot = [(a.ended_at - a.reads[0]) / (load.reply_tokens - 1) for a in answers]
     return Outcome(
@@ -128,10 +194,12 @@ def check(answer: Answer, reply_tokens: int) -> None:
 
 async def run_all(args: argparse.Namespace) -> None:
     outcomes = []
+    target = Target(args.address, args.model, args.vocabulary, args.vllm_prefill)
     for i, load in enumerate(() if args.cold else WARM):
-        await run("warm", load, args.address, args.model, 1000 + i, args.vocabulary)
-    for i, row in enumerate(args.rows):
-        outcomes.append(await run(row, LOADS[row], args.address, args.model, i, args.vocabulary))
+        await run(load, target, 1000 + i)
+    for row in args.rows:
+        load = LOADS[row]
+        outcomes.append(outcome(row, load, await run(load, target, list(LOADS).index(row))))
         print(outcomes[-1].line(), flush=True)
         if args.json is not None:
             args.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
@@ -148,7 +216,10 @@ def names(text: str) -> Sequence[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", default="127.0.0.1:8000", help="of the router's HTTP")
-    parser.add_argument("--model", required=True, help="as the router serves it")
+    parser.add_argument(
+        "--vllm-prefill", metavar="ADDRESS", help="of vLLM's prefill server; --address is its decode server"
+    )
+    parser.add_argument("--model", required=True, help="as it is served")
     parser.add_argument("--rows", type=names, default=list(LOADS), help="comma-separated (default: all)")
     parser.add_argument("--vocabulary", type=int, default=150_000, help="ids are below it")
     parser.add_argument("--cold", action="store_true", help="without the requests that warm the cluster up")

@@ -201,11 +201,13 @@ class Prompts:
 
 
 def http_request(path: str, body: dict[str, object]) -> bytes:
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
+    return http_post(path, json.dumps(body).encode())
+
+
+def http_post(path: str, data: bytes, headers: str = "") -> bytes:
+    """`headers`: more of them, a line each."""
+    head = f"POST {path} HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    return f"{head}{headers}\r\n".encode() + data
 
 
 def percentile(values: Sequence[float], q: float) -> float:
