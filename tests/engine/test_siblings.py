@@ -61,6 +61,21 @@ def test_a_burst_moves_its_prefix_once_and_holds_it_once(model: HybridModel, ora
     pair.close()
 
 
+def test_who_waits_for_a_sibling_asks_for_no_memory(model: HybridModel) -> None:
+    reads = Manual()  # nothing is ever read
+    pair = Pair.build(model, reads, chunk_tokens=128, step_tokens=128)
+    for p in PROMPTS[:3]:
+        pair.submit(p, max_tokens=NEW)
+    loads = []
+    for _ in range(20):
+        pair.drive(turns=1)
+        loads.append((pair.prefill.engine._load(), pair.decode.engine._load()))
+    assert [s.phase for s in pair.decode.engine.sequences.values()] == [Phase.PULLING, Phase.WAITING, Phase.WAITING]
+    assert {(p.waiting, d.waiting) for p, d in loads} == {(0, 0)}  # a router takes a worker with some for full
+    assert max(p.queued_prefill_tokens for p, _ in loads) <= len(PROMPTS[0]) + 2 * OWN
+    pair.close()
+
+
 def test_nobody_waits_for_less_than_it_is_worth(model: HybridModel) -> None:
     prefix = prompt(2, WORTH_TOKENS // BLOCK * BLOCK - BLOCK)
     worker = Worker(model, "w", LoopbackNetwork())

@@ -6,19 +6,20 @@ from twinflow.cache.base import PoolCounts
 from twinflow.contracts.groups import CacheLayout
 from twinflow.contracts.workers import Load
 from twinflow.engine.sequence import Sequence
+from twinflow.engine.waiting import Waiting
 
 
 def load_of(
-    counts: Mapping[str, PoolCounts], layout: CacheLayout, running: Collection[Sequence], waiting: Collection[Sequence]
+    counts: Mapping[str, PoolCounts], layout: CacheLayout, running: Collection[Sequence], waiting: Waiting
 ) -> Load:
-    """Queued prefill: tokens that running sequences have not fed yet, and the prompts of those that wait to be computed
-    here (a waiting hand-off is computed elsewhere)."""
+    """Queued prefill: tokens that running sequences have not fed yet, and what will be left of the prompts that wait to be
+    computed here. Waiting are those that ask for memory: routers take it for a sign that there is none."""
     blocks, slots = counts[layout.attention.name], counts[layout.state.name]
     todo = sum([s.chain.length - s.holding.position for s in running if s.holding])
-    todo += sum(s.start_tokens for s in waiting if not s.intake)
+    todo += waiting.prompt_tokens
     return Load(
         running=len(running),
-        waiting=len(waiting),
+        waiting=waiting.asking,
         queued_prefill_tokens=todo,
         free_blocks=blocks.free + blocks.cached,
         total_blocks=blocks.total,

@@ -52,6 +52,16 @@ class Siblings:
             leader.plan_cut(position, CheckpointKind.JUNCTION)  # blocks without a state would be computed again
         return True
 
+    @property
+    def waiting(self) -> int:
+        """Sequences that were held back when last looked at."""
+        return len(self._awaited)
+
+    def brought_tokens(self, sequence: Sequence) -> int:
+        """Of its prompt, by whom it waits for; 0 if it doesn't."""
+        _, blocks = self._awaited.get(sequence.id, (None, 0))
+        return blocks * sequence.chain.block_tokens
+
     def forget(self, sequence: Sequence) -> None:
         """It has left the queue."""
         self._awaited.pop(sequence.id, None)

@@ -40,6 +40,17 @@ class Waiting:
         siblings = self._siblings
         return next((s for s in self._queue if siblings is None or not siblings.hold_back(s)), None)
 
+    @property
+    def asking(self) -> int:
+        """Those that ask for memory: who waits for a sibling doesn't."""
+        return len(self._queue) - (self._siblings.waiting if self._siblings is not None else 0)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """To be computed here for those that wait (the prompt of a hand-off is computed elsewhere), less what siblings bring."""
+        brought = self._siblings.brought_tokens if self._siblings is not None else lambda _: 0
+        return sum(s.start_tokens - brought(s) for s in self._queue if not s.intake)
+
     def add(self, sequence: Sequence, *, first: bool = False) -> None:
         """`first`: one that had to yield and arrived before everybody here."""
         sequence.phase = Phase.WAITING
