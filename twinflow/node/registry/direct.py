@@ -18,11 +18,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 import grpc
 from grpc import aio
 
-from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.errors import BadRequest, TwinflowError
 from twinflow.contracts.workers import WorkerRecord
 from twinflow.node.registry.base import Change, record_problem
 from twinflow.node.registry.memory import MemoryRegistry
-from twinflow.node.stream import end_if_cancelled
+from twinflow.node.stream import Replies, end_if_cancelled
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.convert import record_from_pb, record_to_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -179,6 +179,8 @@ class DirectRegistration:
                 beats.cancel()
                 await asyncio.gather(beats, return_exceptions=True)
                 call.cancel()
+        except TwinflowError as e:
+            return e.message
         except grpc.RpcError as e:
             return f"{e.code().name}: {e.details()}" if isinstance(e, aio.AioRpcError) else str(e)
         finally:
@@ -193,7 +195,7 @@ class DirectRegistration:
                     await self._poke.wait()
 
     async def _listen(self, call: aio.StreamStreamCall, address: str) -> str:
-        async for reply in call:
+        async for reply in Replies[pb.JoinReply](call):
             if reply.error:
                 return str(reply.error)
             if address not in self._joined:
