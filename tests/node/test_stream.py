@@ -4,8 +4,10 @@ import asyncio
 import gc
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -165,22 +167,26 @@ async def test_bytes_that_are_no_message_are_not_passed_over() -> None:
     assert got == [1]
 
 
-async def test_a_registration_outlives_a_router_that_babbles(caplog: pytest.LogCaptureFixture) -> None:
-    calls = 0
+@pytest.mark.parametrize("first", [(), (b"",)], ids=["at-once", "once-registered"])
+async def test_a_registration_outlives_a_router_that_babbles(
+    first: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It dials again, ever more rarely, although it is taken in each time."""
+    dialled: list[float] = []
 
     def record() -> WorkerRecord:
-        nonlocal calls
-        calls += 1
+        dialled.append(time.monotonic())
         return WorkerRecord("w0", "i1", Role.DECODE, ("127.0.0.1:1",), "m", "f", 4096, 2048, 64)
 
-    async with babbling("Registry", "Join", BABBLE) as address:
+    async with babbling("Registry", "Join", *first, BABBLE) as address:
         running = asyncio.create_task(DirectRegistration(address, record, interval_s=60.0).run())
         async with asyncio.timeout(10):
-            while calls < 3:  # one a dial
+            while len(dialled) < 5:  # one a dial
                 await asyncio.sleep(0.01)
         assert not running.done()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+    assert all(b - a > 0.9 * least for (a, b), least in zip(pairwise(dialled), (0.05, 0.1, 0.2, 0.4), strict=True))
     assert f"not registered at {address}: it sent bytes that are no message" in caplog.text
 
 

@@ -162,12 +162,13 @@ class DirectRegistration:
                 group.create_task(self._keep(address))
 
     async def _keep(self, address: str) -> None:
-        pause_s, last_problem = 0.1, ""
+        pause_s, last_problem, now = 0.1, "", asyncio.get_running_loop().time
         while True:
+            begun_s = now()
             problem = await self._session(address)
             end_if_cancelled()
-            if address in self._joined:
-                self._joined.discard(address)
+            self._joined.discard(address)
+            if now() - begun_s > self._max_pause_s:  # not one that takes every worker in and drops it at once
                 pause_s = 0.1
             if problem != last_problem:
                 log.warning("not registered at %s: %s; dialling again", address, problem)
