@@ -102,16 +102,16 @@ class Servicer(pb_grpc.WorkerServicer):
                 log.warning("decode worker %s sent an unexpected %s", session.worker_id, other)
 
     def _open(self, session: SessionKey, replies: Replies, message: pb.Open) -> None:
-        """A defect here must not leave the reader waiting: it is told, and the loop logs it."""
+        """A defect here must not leave the reader waiting, nor cost the other hand-offs their session."""
         try:
             self._front.check_not_draining()
             self._handoffs.offers.open(session, replies, message, self._handoffs.features_of(session))
         except Draining as e:
             self._handoffs.metrics.refused(e)
             replies.put(failed(message.id, e))
-        except Exception:
+        except Exception:  # process edge
+            log.exception("hand-off %s could not be opened", message.id)
             replies.put(failed(message.id, BadRequest("the hand-off could not be read")))
-            raise
 
 
 class PrefillRole(Handoffs):

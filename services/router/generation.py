@@ -47,7 +47,6 @@ class Job:
     stops: tuple[str, ...] = ()
     cache_salt: str = ""
     at_once: bool = False  # the client gets the reply whole: nobody looks at a part of it
-    pinned: str = ""  # why the reply cannot go on elsewhere once it has begun, if it cannot
     key: KeyFacts = field(default_factory=lambda: KeyFacts(ANONYMOUS))  # of whoever asks
     priority: int = 0
 
@@ -117,7 +116,7 @@ class Generator:
         piece."""
         with self._counted(outcome):
             prompt = PromptKeys(job.packed, job.tenant, job.cache_salt)
-            recovery = Recovery(job.pinned)
+            recovery = Recovery()
             stop_ids = frozenset(job.sampling.stop_token_ids) | frozenset(self._text.eos_token_ids)
             reply = Reply(self._text, job.stops, stop_ids)
             failure: TwinflowError | None = None
@@ -134,7 +133,7 @@ class Generator:
                     return
                 except TwinflowError as e:
                     failure = e
-                    recovery.failed(e, choice.decode.key, bool(outcome.sent))
+                    recovery.failed(e, choice.decode.key)
                     self._note_move(e, choice, outcome)
 
     def _note_move(self, error: TwinflowError, choice: Choice, outcome: Outcome) -> None:

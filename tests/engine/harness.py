@@ -15,7 +15,7 @@ from twinflow.cache.arena import Arena, ArenaGeometry
 from twinflow.cache.hybrid import HybridCache
 from twinflow.cache.private import PrivateCache
 from twinflow.contracts.hashing import pack_tokens, root_hash
-from twinflow.contracts.requests import GenerateRequest, RequestStats, SamplingParams
+from twinflow.contracts.requests import GenerateRequest, RequestStats, Sample, SamplingParams
 from twinflow.contracts.workers import Role
 from twinflow.engine import base
 from twinflow.engine.base import Mode, Notice
@@ -122,7 +122,13 @@ class Worker:
 
 def each(notices: Iterable[Notice]) -> list[Notice]:
     """Tokens that came together, request by request."""
-    return [one for n in notices for one in (n.each() if isinstance(n, base.Continued) else (n,))]
+    found: list[Notice] = []
+    for n in notices:
+        if isinstance(n, base.Continued):
+            found += [base.Generated(id, (Sample(token),)) for id, token in zip(n.ids, n.token_ids, strict=True)]
+        else:
+            found.append(n)
+    return found
 
 
 def collect(results: dict[str, Result], notice: Notice) -> None:

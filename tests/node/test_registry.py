@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 
 import pytest
 
@@ -89,6 +90,36 @@ def test_silence_removes_a_worker_whose_stream_stays_open():
         await until(lambda: registry.records())
         await until(lambda: not registry.records(), within_s=2.0)
         await ch.close(None)
+        await channel.stop_server(server, 0)
+
+    asyncio.run(scenario())
+
+
+def test_own_pause_is_not_the_workers_silence():
+    """While this process is held up it hears nobody; whoever beats on is listed afterwards as if nothing had been."""
+
+    async def scenario():
+        registry, left = DirectRegistry(silence_s=0.3), list[str]()
+        server, port = await serve(registry)
+        registration = DirectRegistration(f"127.0.0.1:{port}", lambda: RECORD, interval_s=0.1)
+        running = asyncio.create_task(registration.run())
+        await until(lambda: registration.registered)
+
+        async def watch():
+            async for change in registry.watch():
+                if change.kind is ChangeKind.LEFT:
+                    left.append(change.record.id)
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        for _ in range(3):
+            time.sleep(0.8)  # noqa: ASYNC251
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
+        assert not left
+        await stop(running)
+        await until(lambda: left)
+        await stop(watching)
         await channel.stop_server(server, 0)
 
     asyncio.run(scenario())

@@ -4,16 +4,22 @@ import asyncio
 import gc
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import grpc
 import pytest
 
+from twinflow.contracts.errors import Internal
+from twinflow.contracts.workers import Role, WorkerRecord
 from twinflow.node.outbox import Outbox
+from twinflow.node.pulse import Pulse, SessionTimes, listen
+from twinflow.node.registry.direct import DirectRegistration
 from twinflow.node.stream import calling
-from twinflow.rpc.channel import bind, new_server, open_channel
+from twinflow.rpc.channel import bind, new_server, open_channel, stop_server
 from twinflow.rpc.v1 import engine_pb2 as pb
 from twinflow.rpc.v1 import engine_pb2_grpc as rpc
 
@@ -118,6 +124,70 @@ async def test_closing_the_outbox_ends_the_call_after_what_it_holds() -> None:
         outbox.put(beat(2))
         outbox.close()
         assert [m.heartbeat.count async for m in replies] == [1, 2]
+
+
+@asynccontextmanager
+async def babbling(service: str, method: str, *said: bytes) -> AsyncIterator[str]:
+    """Where every call of the method is answered with these bytes, as they are. Calls end with their peer."""
+
+    async def answer(request_iterator: AsyncIterator[bytes], context: Any) -> None:
+        await anext(request_iterator)
+        for data in said:
+            await context.write(data)
+        async for _ in request_iterator:
+            pass
+
+    server = new_server()
+    handler = grpc.stream_stream_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(f"twinflow.rpc.v1.{service}", {method: handler})]
+    )
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await stop_server(server, 0)
+
+
+BABBLE = b"\xff\xff\xff"
+
+
+async def test_bytes_that_are_no_message_are_not_passed_over() -> None:
+    """gRPC reads them as None and goes on."""
+    good = pb.WorkerMessage(heartbeat=pb.Heartbeat(count=1)).SerializeToString()
+    outbox, got = Outbox[pb.RouterMessage](), list[int]()
+    outbox.put(beat(1))
+    times = SessionTimes()
+    async with (
+        babbling("Worker", "Serve", good, BABBLE, good) as address,
+        open_channel(address, 3.0) as channel,
+        calling(rpc.WorkerStub(channel).Serve, outbox) as replies,
+    ):
+        with pytest.raises(Internal, match="bytes that are no message"):
+            await listen(replies, lambda m: got.append(m.heartbeat.count), Pulse(times, lambda n: None), times)
+    assert got == [1]
+
+
+@pytest.mark.parametrize("first", [(), (b"",)], ids=["at-once", "once-registered"])
+async def test_a_registration_outlives_a_router_that_babbles(
+    first: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It dials again, ever more rarely, although it is taken in each time."""
+    dialled: list[float] = []
+
+    def record() -> WorkerRecord:
+        dialled.append(time.monotonic())
+        return WorkerRecord("w0", "i1", Role.DECODE, ("127.0.0.1:1",), "m", "f", 4096, 2048, 64)
+
+    async with babbling("Registry", "Join", *first, BABBLE) as address:
+        running = asyncio.create_task(DirectRegistration(address, record, interval_s=60.0).run())
+        async with asyncio.timeout(10):
+            while len(dialled) < 5:  # one a dial
+                await asyncio.sleep(0.01)
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert all(b - a > 0.9 * least for (a, b), least in zip(pairwise(dialled), (0.05, 0.1, 0.2, 0.4), strict=True))
+    assert f"not registered at {address}: it sent bytes that are no message" in caplog.text
 
 
 class Stuck:

@@ -55,6 +55,7 @@ class FakeWorker(rpc.WorkerServicer):
         self.die_after: int | None = None  # tokens of one request, then the stream breaks
         self.snapshot: tuple[int, list[CacheEvent]] = (0, [])
         self.stats = RequestStats(cached_tokens=3, route="local", transport="none")
+        self.spoil: Callable[[pb.StepReport], None] = lambda step: None  # may change a step before it is sent
         self.services: list[Callable[[aio.Server], None]] = []  # more of them, added at the start
         self.submits: list[pb.Submit] = []
         self.cancels: dict[str, float] = {}
@@ -124,6 +125,8 @@ class FakeWorker(rpc.WorkerServicer):
         try:
             while (message := await out.get()) is not None:
                 if not self.muted:
+                    if message.WhichOneof("message") == "step":
+                        self.spoil(message.step)
                     yield message
         finally:
             self._outs.remove(out)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.decode.claim import Kind, decide, needs_match
-from twinflow.contracts.errors import Incompatible
+from twinflow.contracts.errors import BadRequest, Incompatible, Internal
 from twinflow.contracts.workers import Role
 from twinflow.engine.base import Matched
 from twinflow.node.handshake import Layout, negotiate, same_layout
@@ -62,18 +62,30 @@ async def messages(*kinds: str) -> AsyncIterator[pb.RouterMessage]:
         yield pb.RouterMessage(**{kind: {}})
 
 
-async def test_one_bad_message_does_not_stop_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("said in private"), "RuntimeError"),
+        (BadRequest("unknown finish 'tired'"), "unknown finish 'tired'"),
+    ],
+    ids=["a-defect-here", "what-nobody-knows"],
+)
+async def test_a_message_that_cannot_be_handled_ends_it(
+    error: Exception, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it said is lost. The log has all of it, the peer its kind and whose text is safe to quote."""
     seen: list[str] = []
 
     def handle(message: pb.RouterMessage) -> None:
         seen.append(str(message.WhichOneof("message")))
         if seen[-1] == "submit":
-            raise RuntimeError("a defect")
+            raise error
 
-    why = await listen(messages("cancel", "submit", "resync"), handle, Pulse(TIMES, lambda n: None), TIMES)
-    assert seen == ["cancel", "submit", "resync"]
-    assert why == "it ended the stream"
-    assert "a submit could not be handled" in caplog.text
+    with pytest.raises(Internal) as caught:
+        await listen(messages("cancel", "submit", "resync"), handle, Pulse(TIMES, lambda n: None), TIMES)
+    assert seen == ["cancel", "submit"]
+    assert caught.value.message == f"a submit could not be handled: {told}"
+    assert str(error) in caplog.text
 
 
 @pytest.mark.parametrize(

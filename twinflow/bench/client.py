@@ -11,7 +11,7 @@ from types import TracebackType
 import grpc
 import numpy as np
 
-from twinflow.contracts.errors import Internal, NoCapacity
+from twinflow.contracts.errors import Internal, NoCapacity, TwinflowError
 from twinflow.contracts.hashing import pack_tokens, root_hash
 from twinflow.contracts.requests import RequestStats, SamplingParams
 from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN
@@ -93,7 +93,10 @@ class Worker:
 
     async def _listen(self, replies: AsyncIterator[pb.WorkerMessage]) -> None:
         pulse = Pulse(TIMES, lambda n: self._outbox.put(pb.RouterMessage(heartbeat=pb.Heartbeat(count=n))))
-        why = await listen(replies, self._handle, pulse, TIMES)
+        try:
+            why = await listen(replies, self._handle, pulse, TIMES)
+        except TwinflowError as e:
+            why = e.message
         for answer in self._answers.values():
             answer.error = answer.error or f"the session with {self._address} is over: {why}"
             answer.over.set()

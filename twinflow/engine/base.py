@@ -245,10 +245,6 @@ class Continued:
     ids: tuple[str, ...]
     token_ids: tuple[int, ...]
 
-    def each(self) -> list[Generated]:
-        """The same, request by request."""
-        return [Generated(id, (Sample(token),)) for id, token in zip(self.ids, self.token_ids, strict=True)]
-
 
 @dataclass(frozen=True, slots=True)
 class Offered:

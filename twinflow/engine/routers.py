@@ -13,7 +13,7 @@ from twinflow.contracts.workers import Load, WorkerRecord
 from twinflow.engine.base import CacheSnapshot, Command, Resync
 from twinflow.node.handshake import negotiate
 from twinflow.node.outbox import Outbox
-from twinflow.node.pulse import Pulse, SessionTimes
+from twinflow.node.pulse import Pulse, SessionTimes, unhandled
 from twinflow.node.stream import abort, converse, first_message
 from twinflow.rpc.convert import error_to_pb, event_to_pb, load_to_pb, record_to_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -156,6 +156,9 @@ class RouterStreams:
                 except TwinflowError as e:
                     log.warning("request %s was refused: %s", message.submit.id, e.message)
                     stream.fail(message.submit.id, e)
+                except Exception as e:  # process edge: what is wrong with one request costs the others nothing
+                    log.exception("request %s could not be started", message.submit.id)
+                    stream.fail(message.submit.id, unhandled("submit", e))
             case "cancel":
                 submissions.cancel(stream, message.cancel.id)
             case "resync":

@@ -1,7 +1,9 @@
 """Liveness of a session, measured by the application: beats for the peer, and the peer's silence.
 
-`listen` is the reading half of every stream: it hands each message on, beats meanwhile, and returns when the stream is
-over, whatever the reason. One bad message never stops it.
+`listen` is the reading half of every stream: it hands each message on, beats meanwhile, and ends when the stream is over,
+whatever the reason. A message that cannot be handled is such a reason: what it said is lost, and whoever went on without it
+would go on with less than the peer said. Kinds of message that only a newer release knows are no such thing; who handles
+messages ignores them.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ from typing import TypeVar
 
 import grpc
 
-from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.errors import BadRequest, Internal, TwinflowError
 from twinflow.node.settings import setting
 
 M = TypeVar("M")
@@ -69,7 +71,7 @@ class Pulse:
 async def listen(messages: AsyncIterator[M], handle: Callable[[M], None], pulse: Pulse, times: SessionTimes) -> str:
     """Hands every message to `handle` until the peer ends the stream, breaks it or falls silent; returns which.
 
-    `handle` must not block. What it raises is logged with the message's kind and otherwise ignored.
+    `handle` must not block. What it raises is logged; then this raises Internal, which names the message's kind and the error.
     """
     reader = asyncio.create_task(_read(messages, handle, pulse))
     beater = asyncio.create_task(pulse.run_until_silence())
@@ -88,13 +90,22 @@ async def _read(messages: AsyncIterator[M], handle: Callable[[M], None], pulse: 
             pulse.heard()
             try:
                 handle(message)
-            except Exception:  # process edge: a message of another process
+            except Exception as e:  # process edge: a message of another process
                 log.exception("a %s could not be handled", kind_of(message))
+                raise unhandled(kind_of(message), e) from e
+    except TwinflowError:
+        raise
     except grpc.RpcError as e:
         return describe(e)
     except Exception as e:  # process edge: grpc ends an iteration in many ways
         return f"the stream broke ({type(e).__name__}: {e})"
     return "it ended the stream"
+
+
+def unhandled(what: str, error: Exception) -> Internal:
+    """For the peer and for clients. An error that isn't of this project is named and not quoted: its text may be of anybody."""
+    said = error.message if isinstance(error, TwinflowError) else type(error).__name__
+    return Internal(f"a {what} could not be handled: {said}")
 
 
 def kind_of(message: object) -> str:

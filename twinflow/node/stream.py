@@ -1,19 +1,35 @@
 """Both halves of a stream with hellos and heartbeats: what every bidirectional call from or to a worker has in common."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 from grpc import aio
 
-from twinflow.contracts.errors import BadRequest, TwinflowError
+from twinflow.contracts.errors import BadRequest, Internal, TwinflowError
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import Pulse, SessionTimes, kind_of, listen
 from twinflow.rpc.failure import reason_metadata
 
 M = TypeVar("M")
+
+
+class Replies(Generic[M]):
+    """What the peer says in a call, to be iterated once. Raises Internal for bytes that are no message, gRPC's None."""
+
+    def __init__(self, call: AsyncIterable[M | None]) -> None:
+        self._messages = aiter(call)
+
+    def __aiter__(self) -> "Replies[M]":
+        return self
+
+    async def __anext__(self) -> M:
+        message = await anext(self._messages)
+        if message is None:
+            raise Internal("it sent bytes that are no message")
+        return message
 
 
 @asynccontextmanager
@@ -27,7 +43,7 @@ async def calling(method: Callable[[], Any], outbox: Outbox[Any]) -> AsyncIterat
     call = method()
     writer = asyncio.create_task(_write(call, outbox))
     try:
-        yield aiter(call)
+        yield Replies(call)
     finally:
         outbox.close()
         call.cancel()
@@ -73,13 +89,18 @@ async def converse(
     times: SessionTimes,
     ended: Callable[[str], None],
 ) -> None:
-    """Writes the outbox and handles messages until either side is through; `ended(why)` is called exactly once."""
+    """Writes the outbox and handles messages until either side is through; `ended(why)` is called exactly once. The peer is told
+    of a message that could not be handled."""
     why = "it cancelled the stream"
 
     async def listen_and_close() -> None:
         nonlocal why
-        why = await listen(messages, handle, pulse, times)
-        outbox.close()
+        try:
+            why = await listen(messages, handle, pulse, times)
+        except TwinflowError as e:
+            outbox.close(e)
+        else:
+            outbox.close()
 
     listening = asyncio.create_task(listen_and_close())
     try:

@@ -1,4 +1,4 @@
-"""What dispatch adds to the error tree. Both are the router's own: they never cross a session."""
+"""What dispatch adds to the error tree. All are the router's own: they never cross a session."""
 
 from twinflow.contracts.errors import HandoffFailed, TwinflowError
 
@@ -16,6 +16,10 @@ class WorkerLost(HandoffFailed):
         super().__init__(message, param=param)
         self.culprit = culprit
         self.counted = False
+
+
+class Untold(TwinflowError):
+    """What came of a reply could not be given on. No other worker would help: nobody knows what the client has."""
 
 
 class SlowClient(TwinflowError):

@@ -71,9 +71,15 @@ class Dispatcher:
             link.resync()
 
     async def _watch_steps(self) -> None:
-        """A worker whose heart beats but whose engine makes no step is as good as lost to the requests inside."""
+        """A worker whose heart beats but whose engine makes no step is as good as lost to the requests inside. Time in which this
+        process itself was held up doesn't count."""
+        now = asyncio.get_running_loop().time
         while True:
+            wake_at = now() + WATCH_S
             await asyncio.sleep(WATCH_S)
+            late_s = now() - wake_at
+            if late_s > WATCH_S:
+                self._view.held_up(late_s)
             for key, link in list(self._links.items()):
                 silent_s = self._view.stalled_s(key)
                 if silent_s:

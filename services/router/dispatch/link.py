@@ -1,8 +1,8 @@
 """The session with one worker incarnation: dial, hello, submit and cancel, demultiplex reports, notice its loss.
 
 A decode worker gets requests; a prefill worker only reports its load and cache events. Whatever ends a session (the
-stream's end, an error, 3 s without any message) fails its requests; the link dials again while the worker is
-registered.
+stream's end, an error, 3 s without any message, one that cannot be handled) fails its requests; the link dials again while the
+worker is registered.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ class WorkerLink:
     # ---- one session ----
 
     async def _dial(self) -> tuple[str, bool]:
-        """Returns why the session ended and whether it was ever up."""
+        """Returns why the session ended and whether it was up and in good order until then."""
         channel = open_channel(self.record.addresses[0], self._settings.times.hello_s)
         out: Out = Outbox()
         try:

@@ -1,8 +1,8 @@
 """Whether a request goes on after an attempt has failed, and without whom.
 
 Before its first token it is simply tried elsewhere. After it, it is moved: the next worker gets the tokens that the client has as
-a forced prefix and draws the same next one, greedy or not, since sampling depends on seed and position alone. Either way at most
-twice: a request that brings workers down must not walk through the cluster.
+a forced prefix and draws the same next one, greedy or not, since sampling depends on seed and position alone, and the place in a
+grammar on these tokens. Either way at most twice: a request that brings workers down must not walk through the cluster.
 """
 
 from dataclasses import dataclass, field
@@ -15,19 +15,16 @@ MAX_MOVES = 2
 
 @dataclass(slots=True)
 class Recovery:
-    """Of one request. `pinned` says why it cannot be moved once it has begun, "" = it can."""
+    """Of one request."""
 
-    pinned: str = ""
     moves: int = 0
     excluded: set[Key] = field(default_factory=set)
     _told: list[str] = field(default_factory=list)
 
-    def failed(self, error: TwinflowError, decode: Key, begun: bool) -> None:
+    def failed(self, error: TwinflowError, decode: Key) -> None:
         """Returns if another attempt may be made, without the worker at fault. Raises what ends the request otherwise."""
         if not isinstance(error, HandoffFailed | Internal | NoCapacity):
             raise error
-        if begun and self.pinned:
-            raise WorkerLost(f"{error.message}; the reply cannot go on elsewhere: {self.pinned}") from error
         culprit = error.culprit if isinstance(error, WorkerLost) else None
         self.excluded.add(culprit or decode)
         self._told.append((culprit or decode)[0])

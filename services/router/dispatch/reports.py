@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from services.router.view.view import View
-from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.errors import BadRequest, TwinflowError
+from twinflow.contracts.events import EventColumns
 from twinflow.contracts.requests import RequestStats, Sample
 from twinflow.contracts.workers import WorkerRecord
 from twinflow.rpc import convert
@@ -45,12 +46,15 @@ class Reports:
     ) -> None:
         """`resync` asks the worker for all of its cache contents; without `events` they are not followed."""
         self._events = events
+        self._passed_over = False  # some were, as was told
         self._record = record
         self._view = view
         self._takers = takers
         self._resync = resync
 
     def handle(self, message: pb.WorkerMessage) -> None:
+        """Raises whatever a message raises whose tokens cannot be read: they are lost, and none that could be another request's
+        was given on."""
         kind = message.WhichOneof("message")
         if kind == "step":
             self._on_step(message.step)
@@ -58,8 +62,10 @@ class Reports:
             self._on_snapshot(message.snapshot)
 
     def _on_step(self, step: pb.StepReport) -> None:
-        find = self._takers.get
-        for id, token_id in zip(step.token_requests, step.token_ids, strict=True):  # nearly all
+        ids, token_ids, find = step.token_requests, step.token_ids, self._takers.get
+        if len(ids) != len(token_ids):
+            raise BadRequest(f"a step has {len(token_ids)} tokens for {len(ids)} requests")
+        for id, token_id in zip(ids, token_ids, strict=True):  # nearly all
             taker = find(id)
             if taker is not None:
                 taker.put_token(token_id)
@@ -80,14 +86,26 @@ class Reports:
                 taker.fail(convert.error_from_pb(output.error))
         if step.HasField("load"):
             self._view.set_load(self._record.key, convert.load_from_pb(step.load))
-        if self._events and step.events and self._view.apply(self._record.key, convert.events_from_pb(step.events)):
+        key = self._record.key
+        if self._events and step.events and self._follow(step.events, lambda events: self._view.apply(key, events)):
             log.info("cache events of worker %s have a gap: asking for a snapshot", self._record.id)
             self._resync()
 
     def _on_snapshot(self, snapshot: pb.Snapshot) -> None:
-        contents = convert.events_from_pb(snapshot.events)
-        if self._view.replace(self._record.key, snapshot.sequence, contents):
+        key, sequence = self._record.key, snapshot.sequence
+        if self._follow(snapshot.events, lambda contents: self._view.replace(key, sequence, contents)):
             self._resync()
+
+    def _follow(self, messages: Sequence[pb.CacheEvent], change: Callable[[EventColumns], bool]) -> bool:
+        """What `change` says. Events of a kind that a newer release has, or that make no sense, are passed over: they are hints,
+        and no reason to lose a worker."""
+        try:
+            return change(convert.events_from_pb(messages))
+        except Exception as e:  # process edge
+            if not self._passed_over:
+                log.warning("cache events of worker %s are passed over", self._record.id, exc_info=e)
+            self._passed_over = True
+            return False
 
 
 def _is_plain(sample: pb.Sample, output: pb.Output) -> bool:

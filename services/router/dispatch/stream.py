@@ -1,12 +1,15 @@
 """One request between its worker's session (puts, never waits) and its client (takes, as fast as it likes)."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from services.router.dispatch.base import Key, SlowClient
+from services.router.dispatch.base import Key, SlowClient, Untold
 from twinflow.contracts.errors import TwinflowError
 from twinflow.contracts.requests import RequestStats, Sample
+
+log = logging.getLogger(__name__)
 
 BUFFER_TOKENS = 4096
 
@@ -51,10 +54,18 @@ class RequestStream:
 
     def put_token(self, token_id: int) -> None:
         """As `put` of one token that ends nothing and has no logprobs. After the first one, while the taker waits with nothing
-        to take, it is offered to `shortcut` first, which may take it in its stead (True)."""
+        to take, it is offered to `shortcut` first, which may take it in its stead (True). What that raises ends this request,
+        whose text is then unknown, and no other."""
         short = self._short
-        if short is not None and short(token_id):
-            return
+        if short is not None:
+            try:
+                if short(token_id):
+                    return
+            except Exception:  # process edge: the worker's session is everybody's
+                log.exception("the text of request %s could not be given on", self.id)
+                self.cancel()
+                self.fail(Untold("internal error; the router's log has the details"))
+                return
         if self._rest and self.begun and not self._over:  # nobody is to be woken
             self._samples.append(Sample(token_id))
         else:

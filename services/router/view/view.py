@@ -230,6 +230,12 @@ class View:
             worker.facts = facts
         return facts
 
+    def held_up(self, late_s: float) -> None:
+        """For so long this process could not hear what workers report."""
+        now = self._clock()
+        for worker in self._workers.values():
+            worker.heard_s = min(now, worker.heard_s + late_s)
+
     def stalled_s(self, key: Key) -> float:
         """For how long a worker with running requests has not made a step, if that is too long; else 0."""
         worker = self._workers.get(key)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -145,8 +146,8 @@ async def test_a_hanging_engine_is_found_by_its_missing_steps(model_folder):
         hung.script = lambda submit: c.encode("one two three")[:3]
         task = asyncio.create_task(streamed(c))
         await until(lambda: hung.submits)
+        other = await c.add(FakeWorker("toy", "d1"))  # before the first one hangs: from then on somebody must be there
         hung.emit(load=Load(running=1, pace=Pace(steps=10, busy_s=0.1)))
-        other = await c.add(FakeWorker("toy", "d1"))
         text, lines = await asyncio.wait_for(task, 10)
         assert "error" not in lines[-1] and other.submits
         prompt = c.encode("one two three")
@@ -182,6 +183,21 @@ async def test_a_worker_that_steps_on_is_no_hanging_one(model_folder):
             worker.emit(load=Load(running=1, pace=Pace(steps=step + 1, busy_s=0.1)))
             await asyncio.sleep(0.1)
         assert (await task).status_code == 200
+
+
+async def test_a_router_that_is_held_up_itself_blames_nobody(model_folder):
+    """It hears nobody meanwhile, which says nothing about the engines."""
+    async with running(model_folder, stall_s=1.0) as c:
+        worker = await c.add(FakeWorker("toy", "d0"))
+        worker.gate = asyncio.Event()
+        task = asyncio.create_task(c.complete(max_tokens=3))
+        await until(lambda: worker.submits)
+        worker.emit(load=Load(running=1, pace=Pace(steps=10, busy_s=0.1)))
+        await until(lambda: any(w.record.load.running for w in c.router.view.snapshot().workers))
+        time.sleep(2.5)  # noqa: ASYNC251
+        await asyncio.sleep(0.1)
+        worker.gate.set()
+        assert (await task).status_code == 200 and not worker.cancels
 
 
 async def test_two_routers_over_the_same_workers(model_folder):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.router.dispatch.base import WorkerLost
+from services.router.dispatch.base import Untold, WorkerLost
 from services.router.dispatch.recovery import MAX_MOVES, Recovery
 from twinflow.contracts import errors
 from twinflow.contracts.errors import TwinflowError
@@ -10,7 +10,6 @@ from twinflow.contracts.errors import TwinflowError
 A, B, C = ("a", "1"), ("b", "1"), ("c", "1")
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["not begun", "begun"])
 @pytest.mark.parametrize(
     ("error", "goes_on"),
     [
@@ -24,48 +23,42 @@ A, B, C = ("a", "1"), ("b", "1"), ("c", "1")
         (errors.DeadlineExceeded, False),
         (errors.Cancelled, False),
         (errors.Overloaded, False),
+        (Untold, False),
     ],
     ids=lambda v: getattr(v, "reason", None),
 )
-def test_who_is_to_blame_decides(error: type[TwinflowError], goes_on: bool, begun: bool) -> None:
+def test_who_is_to_blame_decides(error: type[TwinflowError], goes_on: bool) -> None:
     recovery = Recovery()
     if goes_on:
-        recovery.failed(error("x"), A, begun)
+        recovery.failed(error("x"), A)
         assert recovery.excluded == {A}
     else:
         with pytest.raises(error):
-            recovery.failed(error("x"), A, begun)
+            recovery.failed(error("x"), A)
 
 
 def test_two_moves_then_a_clear_error() -> None:
     recovery = Recovery()
     for key in (A, B):
-        recovery.failed(WorkerLost("it died"), key, True)
+        recovery.failed(WorkerLost("it died"), key)
     assert recovery.moves == MAX_MOVES == 2
     with pytest.raises(WorkerLost, match=r"after 3 workers failed it \(a, b, c\); the last: it died"):
-        recovery.failed(WorkerLost("it died"), C, True)
+        recovery.failed(WorkerLost("it died"), C)
 
 
 def test_full_workers_are_no_dead_ones() -> None:
     recovery = Recovery()
     for key in (A, B):
-        recovery.failed(errors.NoCapacity("full"), key, False)
+        recovery.failed(errors.NoCapacity("full"), key)
     with pytest.raises(errors.NoCapacity, match="full") as e:
-        recovery.failed(errors.NoCapacity("full"), C, False)
+        recovery.failed(errors.NoCapacity("full"), C)
     assert e.value.http_status == 503
 
 
 def test_the_culprit_is_left_out_and_not_the_messenger() -> None:
     recovery = Recovery()
-    recovery.failed(WorkerLost("the prefill worker hangs", culprit=B), A, False)
+    recovery.failed(WorkerLost("the prefill worker hangs", culprit=B), A)
     assert recovery.excluded == {B}
-
-
-def test_what_cannot_be_moved_says_why() -> None:
-    recovery = Recovery(pinned="its grammar's state is on that worker")
-    recovery.failed(WorkerLost("it died"), A, False)
-    with pytest.raises(WorkerLost, match="it died; the reply cannot go on elsewhere: its grammar"):
-        recovery.failed(WorkerLost("it died"), B, True)
 
 
 def test_nobody_else_keeps_the_first_error() -> None:

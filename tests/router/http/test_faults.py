@@ -176,6 +176,7 @@ async def test_concurrent_clients_never_see_each_others_tokens(cluster):
     responses = await asyncio.gather(
         *(cluster.complete(p, max_tokens=24, stream=i % 2 == 0) for i, p in enumerate(prompts))
     )
+    assert {r.status_code for r in responses} == {200}, [r.text for r in responses if r.status_code != 200][:1]
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         if i % 2 == 0:
             data = [x.removeprefix("data: ") for x in response.text.split("\n\n") if x.startswith("data: {")]

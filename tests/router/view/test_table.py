@@ -44,6 +44,26 @@ def test_random_operations_equal_plain_sets(seed: int) -> None:
         assert table.count(column) == sum(column in s for s in model.values())
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "stored-again"])
+def test_a_freed_row_that_still_has_the_key_is_not_the_key(again: bool) -> None:
+    """Its first bucket keeps the key in a row that is free; stored again it lives in the other one, which is emptier then."""
+    table, beside = KeyTable(1 << 20), [(1 << 7 | 2, 2), (1 << 8 | 2, 2)]  # (low, high): bucket 2 is both of theirs
+    key, *others = (np.array([high << 32 | low], np.uint64) for low, high in [(2, 9), *beside])
+    for k in (key, *others):
+        table.add(k, columns(3))
+    (freed,) = table._find(key)
+    table.discard(key, columns(3))
+    assert table._keys[freed] == key[0] and not table._ages[freed]
+    if again:
+        table.add(key, columns(4))
+        assert table._find(key)[0] // 8 == 9, "in the other bucket"
+    wanted = {4} if again else set()
+    assert sets(table, np.concatenate([key, *others])) == [wanted, {3}, {3}]
+    assert table.columns(int(key[0])) == sum(1 << c for c in wanted) and len(table) == 2 + again
+    table.add(key, columns(5))
+    assert sets(table, key) == [wanted | {5}] and (len(table), table.count(5)) == (3, 1)
+
+
 def test_an_entry_costs_48_bytes_when_the_table_is_full() -> None:
     table = KeyTable(1 << 20)
     for at in range(0, 40_000, 500):

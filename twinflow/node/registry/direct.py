@@ -18,11 +18,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 import grpc
 from grpc import aio
 
-from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.errors import BadRequest, TwinflowError
 from twinflow.contracts.workers import WorkerRecord
 from twinflow.node.registry.base import Change, record_problem
 from twinflow.node.registry.memory import MemoryRegistry
-from twinflow.node.stream import end_if_cancelled
+from twinflow.node.stream import Replies, end_if_cancelled
 from twinflow.rpc.channel import open_channel
 from twinflow.rpc.convert import record_from_pb, record_to_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
+LOOKS = 6  # within it: what one of them takes longer was this process's own delay
 REACH_S = 3.0  # one attempt to reach a router
 
 
@@ -92,7 +93,7 @@ class DirectRegistry(rpc.RegistryServicer):
         read = asyncio.ensure_future(context.read())
         self._reads.add(read)
         try:
-            await asyncio.wait({read}, timeout=self._silence_s)
+            await self._hear(read)
             if not read.done() or read.cancelled():
                 return None
             message = read.result()
@@ -106,6 +107,13 @@ class DirectRegistry(rpc.RegistryServicer):
         except BadRequest as e:
             await context.write(pb.JoinReply(error=e.message))
             return None
+
+    async def _hear(self, read: "asyncio.Future[pb.WorkerRecord]") -> None:
+        """Until it is read, or for `silence_s`. Time in which this process itself was held up doesn't count."""
+        for _ in range(LOOKS):
+            await asyncio.wait({read}, timeout=self._silence_s / LOOKS)
+            if read.done():
+                return
 
     def _refusal(self, joined: WorkerRecord | None, record: WorkerRecord) -> str:
         if problem := record_problem(record):
@@ -154,12 +162,13 @@ class DirectRegistration:
                 group.create_task(self._keep(address))
 
     async def _keep(self, address: str) -> None:
-        pause_s, last_problem = 0.1, ""
+        pause_s, last_problem, now = 0.1, "", asyncio.get_running_loop().time
         while True:
+            begun_s = now()
             problem = await self._session(address)
             end_if_cancelled()
-            if address in self._joined:
-                self._joined.discard(address)
+            self._joined.discard(address)
+            if now() - begun_s > self._max_pause_s:  # not one that takes every worker in and drops it at once
                 pause_s = 0.1
             if problem != last_problem:
                 log.warning("not registered at %s: %s; dialling again", address, problem)
@@ -179,6 +188,8 @@ class DirectRegistration:
                 beats.cancel()
                 await asyncio.gather(beats, return_exceptions=True)
                 call.cancel()
+        except TwinflowError as e:
+            return e.message
         except grpc.RpcError as e:
             return f"{e.code().name}: {e.details()}" if isinstance(e, aio.AioRpcError) else str(e)
         finally:
@@ -193,7 +204,7 @@ class DirectRegistration:
                     await self._poke.wait()
 
     async def _listen(self, call: aio.StreamStreamCall, address: str) -> str:
-        async for reply in call:
+        async for reply in Replies[pb.JoinReply](call):
             if reply.error:
                 return str(reply.error)
             if address not in self._joined:
