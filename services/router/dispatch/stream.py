@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from services.router.dispatch.base import Key, SlowClient
 from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.facts import fact
 from twinflow.contracts.requests import RequestStats, Sample
 
 BUFFER_TOKENS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Batch:
     """Everything that had come in at one moment; `last` when the worker is done with the request."""
 
