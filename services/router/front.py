@@ -59,6 +59,7 @@ class Front:
         self.dispatcher = Dispatcher(around.registry, around.view, settings)
         self.keys = KeyBook(config.keys_file)
         self.generator = Generator(config, text, around.placer, self.dispatcher, metrics)
+        metrics.watch_generations(lambda: self.generator.running)
         entry = Entry(around.gate, around.placer)
         api = Api(config, text, self.generator, entry, created=int(time.time()))
         self._app = build_app(api, around.view, self.generator, metrics, self.keys, around.told)

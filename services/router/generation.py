@@ -27,6 +27,7 @@ from services.router.text.tokenizer import ModelText
 from services.router.view.breakers import is_fault
 from services.router.view.prompt import PromptKeys
 from twinflow.contracts.errors import DeadlineExceeded, NoCapacity, TwinflowError
+from twinflow.contracts.facts import fact
 from twinflow.contracts.hashing import TOKEN_BYTES, pack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, SamplingParams
 from twinflow.node.handshake import GRAMMAR
@@ -34,7 +35,7 @@ from twinflow.node.handshake import GRAMMAR
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Job:
     """`max_tokens` None = the client set none: `default_tokens`, or less where less room is left; it replaces the
     sampling parameters' own."""
@@ -147,7 +148,6 @@ class Generator:
     def _counted(self, outcome: Outcome) -> Iterator[None]:
         """The account of how it ended."""
         self._running += 1
-        self._metrics.in_flight.inc()
         result = "cancelled"
         try:
             yield
@@ -157,7 +157,6 @@ class Generator:
             raise
         finally:
             self._running -= 1
-            self._metrics.in_flight.dec()
             outcome.ended_at = time.monotonic()
             result = SlowClient.reason if outcome.too_slow else result
             self._metrics.finished(result, outcome.stats, outcome.prompt_tokens, outcome.completion_tokens)

@@ -1,13 +1,13 @@
 """Prometheus metrics of a router, in a registry of its own. Times in seconds, lengths in tokens."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.router.admission.base import ANONYMOUS, ShedReason
+from services.router.instruments import Counter, Histogram
 from services.router.schedule.base import Choice, ChoiceKind
 from twinflow.contracts.requests import RequestStats
 
@@ -18,19 +18,6 @@ _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 MAX_KEYS = 64  # of API keys with series of their own
-
-M = TypeVar("M", Counter, Histogram)
-
-
-class _Series(dict[tuple[str, ...], M], Generic[M]):
-    """The series of a metric by their labels. Looking them up there takes longer than counting in them; label values are few."""
-
-    def __init__(self, metric: M) -> None:
-        self._metric: M = metric
-
-    def __missing__(self, labels: tuple[str, ...]) -> M:
-        series = self[labels] = self._metric.labels(*labels)
-        return series
 
 
 class Metrics:
@@ -45,7 +32,6 @@ class Metrics:
         self.refused = Counter(
             "twinflow_router_http_errors", "HTTP error answers by status and code", ["status", "code"], registry=r
         )
-        self.in_flight = Gauge("twinflow_router_requests_in_flight", "Generations running now", registry=r)
         self.decisions = Counter(
             "twinflow_router_decisions", "Choices by kind and reason", ["kind", "reason"], registry=r
         )
@@ -74,9 +60,10 @@ class Metrics:
             "twinflow_router_key_requests", "Requests that were let through and have ended", ["key"], registry=r
         )
         self.key_tokens = Counter("twinflow_router_key_tokens", "Tokens that they used", ["key"], registry=r)
-        self._outcomes, self._decisions = _Series(self.requests), _Series(self.decisions)
-        self._ttft, self._hit_error = _Series(self.ttft), _Series(self.hit_error)
-        self._key_requests, self._key_tokens = _Series(self.key_requests), _Series(self.key_tokens)
+
+    def watch_generations(self, running: Callable[[], int]) -> None:
+        gauge = Gauge("twinflow_router_requests_in_flight", "Generations running now", registry=self.registry)
+        gauge.set_function(running)
 
     def watch_queue(self, requests: Callable[[], int], tokens: Callable[[], int]) -> None:
         """Reads the gate at every scrape."""
@@ -95,9 +82,9 @@ class Metrics:
         self.shed.labels(why.value, self._key(key)).inc()
 
     def left(self, key: str, tokens: int) -> None:
-        name = (self._key(key),)
-        self._key_requests[name].inc()
-        self._key_tokens[name].inc(tokens)
+        name = self._key(key)
+        self.key_requests.labels(name).inc()
+        self.key_tokens.labels(name).inc(tokens)
 
     def _key(self, name: str) -> str:
         """A bounded number of them: names come and go with the operator's file."""
@@ -122,13 +109,13 @@ class Metrics:
         registered.set_function(workers)
 
     def chosen(self, choice: Choice) -> None:
-        self._decisions[choice.kind.value, choice.reason.value].inc()
+        self.decisions.labels(choice.kind.value, choice.reason.value).inc()
 
     def begun(self, kind: str, ttft_s: float) -> None:
-        self._ttft[(kind,)].observe(ttft_s)
+        self.ttft.labels(kind).observe(ttft_s)
 
     def finished(self, outcome: str, stats: RequestStats | None, prompt_tokens: int, completion_tokens: int) -> None:
-        self._outcomes[(outcome,)].inc()
+        self.requests.labels(outcome).inc()
         self.prompt_tokens.inc(prompt_tokens)
         self.completion_tokens.inc(completion_tokens)
         if stats is not None and stats.cached_tokens:
@@ -150,7 +137,7 @@ class Metrics:
 
     def _error(self, hit: str, tokens: int) -> None:
         direction = "exact" if tokens == 0 else "over" if tokens > 0 else "under"
-        self._hit_error[hit, direction].observe(abs(tokens))
+        self.hit_error.labels(hit, direction).observe(abs(tokens))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

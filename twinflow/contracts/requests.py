@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from twinflow.contracts.facts import fact
+
 
 class FinishReason(Enum):
     STOP = "stop"  # EOS or a stop token id
@@ -35,7 +37,7 @@ class Grammar:
     think_start: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class SamplingParams:
     """Sampling is f(seed, sample index, position): the same request gives the same tokens wherever it is computed.
 
@@ -63,7 +65,7 @@ class SamplingParams:
     grammar: Grammar | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class TokenLogprobs:
     """Natural-log probabilities of one generated token under the model's raw logits (before temperature, filters and
     grammar)."""
@@ -72,7 +74,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Sample:
     """One generated token; `finish` is set on the last one. The last token is part of the output, EOS included."""
 
@@ -101,7 +103,7 @@ class GenerateRequest:
         return self.prompt_tokens + self.sampling.max_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class RequestStats:
     """What happened to one request, reported with its last token; what `usage` and the demo's table show."""
 

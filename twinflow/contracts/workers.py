@@ -1,7 +1,9 @@
 """Who serves: the record that a worker registers and the router schedules by."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
+
+from twinflow.contracts.facts import fact
 
 
 class Role(Enum):
@@ -9,8 +11,10 @@ class Role(Enum):
     DECODE = "decode"
     BOTH = "both"  # aggregated: prefills and decodes in one worker
 
+    __hash__ = object.__hash__  # Enum's own is a call in Python, and roles are looked up with every load
 
-@dataclass(frozen=True, slots=True)
+
+@fact(frozen=True, slots=True)
 class Pace:
     """What an engine has done since its start. Rates are differences of two of these; while anything runs it grows."""
 
@@ -20,7 +24,7 @@ class Pace:
     decode_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Load:
     """A worker's load, as of its last step report. Two loads are equal if they differ in `pace` alone."""
 
@@ -34,7 +38,7 @@ class Load:
     pace: Pace = field(default_factory=Pace, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class WorkerRecord:
     """`incarnation` is new at each start; leases, agents and descriptors are keyed by (id, incarnation, generation)."""
 

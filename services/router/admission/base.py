@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from twinflow.contracts.errors import DeadlineExceeded, Overloaded, TwinflowError
+from twinflow.contracts.facts import fact
 
 ANONYMOUS = "anonymous"  # the key of who sends none
 
@@ -29,7 +30,7 @@ class ShedReason(Enum):
     DEADLINE = "deadline"  # it waited here for queue_s
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Quota:
     """One limit per minute as clients are told of it."""
 
@@ -38,7 +39,7 @@ class Quota:
     reset_s: float  # until nothing counts against it any more
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Quotas:
     """None = no such limit."""
 
@@ -65,7 +66,7 @@ class KeyFacts:
         return self.tenant if self.isolate or cache_salt else ""
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Ask:
     """One HTTP request, all its choices together. `reply_tokens`: the most that they may generate. `least_ttft_s`: predicted time
     to its first token once it is let go, without waiting for others; `waited_s`: since it arrived."""
@@ -84,7 +85,7 @@ class Ask:
         return self.prompt_tokens + self.reply_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Permit:
     """To be left exactly once, whatever becomes of the request."""
 

@@ -15,6 +15,7 @@ from services.router.schedule.base import NO_RATES, Policy, RouteRequest, Worker
 from services.router.schedule.cost import PREFILL_TOKENS_PER_S
 from services.router.schedule.filters import DECODERS, drop
 from services.router.schedule.rates import Rates
+from twinflow.contracts.facts import fact
 from twinflow.contracts.workers import Role
 
 UNKNOWN_SLOTS = 1 << 30  # of a worker that tells none
@@ -27,7 +28,7 @@ class Room(Enum):
     NOBODY = "nobody"  # no worker could take anything at all: waiting would not help
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Ahead:
     """Let go, but not charged to the view yet."""
 

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from services.router.dispatch.base import Key, SlowClient, Untold
 from twinflow.contracts.errors import TwinflowError
+from twinflow.contracts.facts import fact
 from twinflow.contracts.requests import RequestStats, Sample
 
 log = logging.getLogger(__name__)
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 BUFFER_TOKENS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Batch:
     """Everything that had come in at one moment; `last` when the worker is done with the request."""
 

@@ -25,6 +25,7 @@ from services.router.schedule.base import ChoiceKind
 from services.router.text.reply import Piece, TokenText
 from services.router.text.tokenizer import ModelText
 from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.facts import fact
 from twinflow.contracts.requests import Grammar, RequestStats
 
 STATS_HEADER = b"x-twinflow-stats"  # "1": answers carry a `twinflow` object beside `usage`
@@ -87,7 +88,7 @@ class Api:
         return jobs
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Finished:
     """A whole reply, for answers that are not streamed."""
 

@@ -1,7 +1,6 @@
 """A conversation with its tools, checked and rendered by the model's template; what chat and tokenising share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
@@ -12,6 +11,7 @@ from services.router.http.tools import Chosen, choose_tools
 from services.router.text.calls.base import Tools
 from services.router.text.templates import RESERVED
 from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.facts import fact
 from twinflow.contracts.hashing import TOKEN_BYTES
 
 
@@ -28,7 +28,7 @@ class ConversationFields(BaseModel):
         return [m.for_template(f"messages[{i}]") for i, m in enumerate(self.messages)]
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Chat:
     """A conversation as the model sees it."""
 

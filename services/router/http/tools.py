@@ -1,15 +1,15 @@
 """`tools`, `tool_choice` and `parallel_tool_calls` of a request: what the model is offered, and what it must do with it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from twinflow.contracts.errors import BadRequest, Unsupported
+from twinflow.contracts.facts import fact
 
 FORCED = "required"
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Chosen:
     """`tools` as templates expect them, all that were sent. `functions` are those that may be called, with their paths;
     `required`: the reply is calls and nothing else; `parallel`: there may be several."""

@@ -7,10 +7,11 @@ from typing import Protocol
 from services.router.dispatch.base import Key
 from services.router.schedule.base import Choice
 from services.router.view.prompt import PromptKeys
+from twinflow.contracts.facts import fact
 from twinflow.contracts.requests import RequestStats
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Want:
     """One attempt. `prompt` includes what was sent of the reply. `max_tokens` None: as many as `default_tokens`, or what room is
     left. `permit_id` and `slo_left_s` (None = no limit) of a first attempt: what the gate gave, and how late its first token
@@ -32,7 +33,7 @@ class TooLate:
     late_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Ended:
     """How an attempt ended, as far as the view learns from it. `ok`: with a whole reply of `reply_tokens`. `broke`: it was the
     decode worker's fault."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from services.router.schedule.rates import Rates
 from twinflow.contracts.errors import NoCapacity
+from twinflow.contracts.facts import fact
 from twinflow.contracts.groups import GroupKind
 from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.workers import Role, WorkerRecord
@@ -59,7 +60,7 @@ class NoDecodeWorker(NoCapacity):
     reason = "no_decode_worker"
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class WorkerFacts:
     """One worker as seen for one prompt. Loads already include what this router has charged; `attention_tokens` and
     `checkpoints` are this prompt's hits. `waiting_prompts` are not computed yet."""
@@ -93,7 +94,7 @@ class WorkerFacts:
         return max((c for c in held if c <= last), default=0)
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Snapshot:
     """`fleet`: rates of all workers of a fingerprint and role together. `broken`: pairs (prefill, decode) of ids that fail each
     other, ("", decode) for a worker by itself. `reply_tokens`: mean length, None before the first one."""
@@ -104,7 +105,7 @@ class Snapshot:
     reply_tokens: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class RouteRequest:
     """`tie_seed` decides between equals and `turn` counts requests, so that a choice is a function of its inputs."""
 
@@ -116,7 +117,7 @@ class RouteRequest:
     excluded: frozenset[Key] = frozenset()  # workers that already failed this request
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Crowd:
     """Workers of one layout side by side, with their hits as the policy reads them. Arrays are (workers,)."""
 
@@ -151,7 +152,7 @@ class Crowd:
         return Crowd(tuple(self.facts[i] for i in at), *(c[list(at)] for c in columns))
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Scene:
     """What every score may look at besides the workers themselves. `behind`: prompts that wait per prefill worker."""
 
@@ -231,7 +232,7 @@ class Policy:
     moved: float = 0.1  # of a millisecond for which a link is busy while the prompt is computed: others may wait for it
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Candidate:
     """A prefill worker offered to the decode worker."""
 
@@ -239,7 +240,7 @@ class Candidate:
     usable_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Choice:
     """`candidates` are in order of preference; a LOCAL choice has them too where there are any, since the decode worker's
     own match decides, by `local_max_tokens`. `prefill_tokens` = what whoever prefills is predicted to compute. `terms` are the

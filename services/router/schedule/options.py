@@ -5,7 +5,6 @@ the workers, so that a cluster of 64 and 192 takes about as long as one of 4 and
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -26,13 +25,14 @@ from services.router.schedule.base import (
 from services.router.schedule.cost import decode_bound
 from services.router.schedule.limits import limit_tokens
 from services.router.schedule.pick import least
+from twinflow.contracts.facts import fact
 from twinflow.contracts.workers import Role
 
 MAX_CANDIDATES = 4  # offered to a decode worker; also those that are paired with every one of them
 DEFAULT_REPLY_TOKENS = 256.0
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Options:
     """The decode workers of a layout, each with the best that can be done there. `peers`: prefill workers, the best by
     themselves first; arrays are (decode,) and (decode, peers)."""

@@ -11,5 +11,7 @@ def first_token_s(terms: Mapping[str, float], waiting: bool = True) -> float | N
     the decode worker's step)."""
     if "step" not in terms:
         return None
-    names = (*WAITING, *WORKING) if waiting else WORKING
-    return max(0.0, sum(terms.get(name, 0.0) for name in names)) / 1e3
+    total_ms = 0.0
+    for name in (*WAITING, *WORKING) if waiting else WORKING:
+        total_ms += terms.get(name, 0.0)
+    return max(0.0, total_ms) / 1e3

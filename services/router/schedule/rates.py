@@ -4,8 +4,9 @@ decode step by batch. Frozen: learning returns a new object, so a snapshot keeps
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from twinflow.contracts.facts import fact
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Pace
 
@@ -17,7 +18,7 @@ SLOPE_WEIGHT = 200.0  # of that prior, in squared sequences of spread
 MEMORY = 0.98  # of a line, per observation
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Curve:
     """Tokens per second by length: means in buckets of powers of two, straight between them. Longer ones than any known go as
     fast as the longest; of shorter ones half the length is a third slower, since part of the time is the same for all."""
@@ -46,7 +47,7 @@ class Curve:
         return None if before is None else before[1]
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Line:
     """y = a + b·x with b ≥ 0, by least squares over the last observations; where they don't tell b it is 1 % of y."""
 
@@ -72,7 +73,7 @@ class Line:
         return max(self.y / 2, self.y + self.slope * (x - self.x)) if self.n else None
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Rates:
     """Of one worker, or of all together. `links`: bytes per second by the worker that is read from."""
 

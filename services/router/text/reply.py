@@ -2,14 +2,14 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from services.router.text.stops import StopMatcher
 from services.router.text.tokenizer import ModelText
+from twinflow.contracts.facts import fact
 from twinflow.contracts.requests import FinishReason, Sample
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class TokenText:
     """A visible token with logprobs. `offset` = characters of the reply before it."""
 
@@ -20,7 +20,7 @@ class TokenText:
     top: tuple[tuple[str, bytes, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Piece:
     """What may be shown now. `finish` is OpenAI's word, on the last piece only."""
 

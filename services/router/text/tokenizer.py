@@ -62,13 +62,15 @@ class ModelText:
         a thread for long texts (it releases the interpreter lock)."""
         words = self._words
         if words is not None and not (add_special_tokens and self._adds) and words.fits(text):
-            with suppress(Unfit):
-                parts: list[bytes] = []
+            parts: list[bytes] = []
+            try:
                 for ids in words.encode(text):
                     if parts and len(text) > LONG_TEXT_CHARS:
                         await asyncio.sleep(0)  # others wait no longer than for one part
                     parts.append(ids)
                 return b"".join(parts)
+            except Unfit:
+                pass
         if len(text) <= LONG_TEXT_CHARS:
             return pack_tokens(self.encode_now(text, add_special_tokens=add_special_tokens))
         loop = asyncio.get_running_loop()

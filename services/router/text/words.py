@@ -12,7 +12,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -95,8 +94,10 @@ class Words:
             raise Unfit
 
     def _ids(self, pieces: list[str]) -> bytes:
-        with suppress(KeyError):  # nearly always all are known
+        try:  # nearly always all are known
             return b"".join(map(self._known.__getitem__, pieces))
+        except KeyError:
+            pass
         found = list(map(self._known.get, pieces))
         new = dict.fromkeys(piece for piece, ids in zip(pieces, found, strict=True) if ids is None)
         if sum(map(len, new)) > LEARN_CHARS:

@@ -9,7 +9,6 @@ incarnation has a column; a column that is given back is used again once it is i
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
@@ -20,6 +19,7 @@ from services.router.view.expected import Expected, words_of
 from services.router.view.prompt import FEW_BLOCKS, PromptKeys
 from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
 from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
+from twinflow.contracts.facts import fact
 from twinflow.contracts.workers import WorkerRecord
 
 CHECKPOINT = 0x5DEECE66D51A7E57  # a checkpoint's key: its hash's, with these bits turned
@@ -33,7 +33,7 @@ MAX_POSITION = 1 << 22  # of mid-block checkpoints that are remembered
 _NOTHING = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@fact(frozen=True, slots=True)
 class Holdings:
     """What each column holds of one prompt, in tokens. `points`: block boundaries with a checkpoint within the reach."""
 
