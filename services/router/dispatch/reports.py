@@ -59,11 +59,12 @@ class Reports:
 
     def _on_step(self, step: pb.StepReport) -> None:
         find = self._takers.get
-        for id, token_id in zip(step.token_requests, step.token_ids, strict=True):  # nearly all
-            taker = find(id)
-            if taker is not None:
-                taker.put_token(token_id)
-        for output in step.outputs:
+        if step.token_requests or step.token_ids:  # empty lists of protobuf are slow to walk
+            for id, token_id in zip(step.token_requests, step.token_ids, strict=True):  # nearly all
+                taker = find(id)
+                if taker is not None:
+                    taker.put_token(token_id)
+        for output in step.outputs or ():
             taker = find(output.id)
             if taker is None:  # cancelled meanwhile
                 continue
