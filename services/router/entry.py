@@ -65,6 +65,8 @@ class _Admitted:
 
 def prompt_tokens(jobs: Sequence[Job]) -> int:
     """A prompt counts once for all its samples."""
+    if len(jobs) == 1:
+        return jobs[0].prompt_tokens
     return sum(job.prompt_tokens for job in jobs if job.sampling.sample_index == 0)
 
 

@@ -178,16 +178,17 @@ def stats_to_pb(s: RequestStats) -> pb.RequestStats:
 
 
 def stats_from_pb(m: pb.RequestStats) -> RequestStats:
+    """An empty list is not walked: protobuf's end with an IndexError each, which takes longer than the rest of the list."""
     return RequestStats(
         prompt_tokens=m.prompt_tokens,
         cached_tokens=m.cached_tokens,
         route=m.route,
         reason=m.reason,
         decode_attention_tokens=m.decode_attention_tokens,
-        decode_checkpoints=tuple(m.decode_checkpoints),
+        decode_checkpoints=tuple(m.decode_checkpoints) if m.decode_checkpoints else (),
         decode_resumed_tokens=m.decode_resumed_tokens,
         prefill_attention_tokens=m.prefill_attention_tokens,
-        prefill_checkpoints=tuple(m.prefill_checkpoints),
+        prefill_checkpoints=tuple(m.prefill_checkpoints) if m.prefill_checkpoints else (),
         prefill_resumed_tokens=m.prefill_resumed_tokens,
         blocks_moved=m.blocks_moved,
         slots_moved=m.slots_moved,
@@ -196,8 +197,8 @@ def stats_from_pb(m: pb.RequestStats) -> RequestStats:
         transport=m.transport,
         prefill_worker=m.prefill_worker,
         decode_worker=m.decode_worker,
-        extra=dict(m.extra),
-        faulty_prefill_workers=tuple(m.faulty_prefill_workers),
+        extra=dict(m.extra) if m.extra else {},
+        faulty_prefill_workers=tuple(m.faulty_prefill_workers) if m.faulty_prefill_workers else (),
     )
 
 

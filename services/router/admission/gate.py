@@ -178,6 +178,8 @@ class LocalGate:
         self._count_unplaced(held, held.ask.generations)
 
     def _count_unplaced(self, held: _Held, unplaced: int) -> None:
+        if unplaced == held.unplaced:
+            return
         generations = self._ahead.generations + unplaced - held.unplaced
         before = held.unplaced_tokens
         held.unplaced = unplaced

@@ -65,11 +65,12 @@ class Reports:
         ids, token_ids, find = step.token_requests, step.token_ids, self._takers.get
         if len(ids) != len(token_ids):
             raise BadRequest(f"a step has {len(token_ids)} tokens for {len(ids)} requests")
-        for id, token_id in zip(ids, token_ids, strict=True):  # nearly all
-            taker = find(id)
-            if taker is not None:
-                taker.put_token(token_id)
-        for output in step.outputs:
+        if ids:  # an empty list of protobuf is slow to walk
+            for id, token_id in zip(ids, token_ids, strict=True):  # nearly all
+                taker = find(id)
+                if taker is not None:
+                    taker.put_token(token_id)
+        for output in step.outputs or ():
             taker = find(output.id)
             if taker is None:  # cancelled meanwhile
                 continue
