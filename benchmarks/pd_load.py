@@ -134,11 +134,10 @@ class VllmClient(Client):
         alone = {k: v for k, v in fields.items() if k != "stream_options"}
         alone |= {"max_tokens": 1, "stream": False, "kv_transfer_params": TO_BE_MOVED}
         first = await self._send(self._prefill, prompt, alone, headers)
-        if not first.ok:
-            return first
-        where = first.parsed()[0].get("kv_transfer_params")
+        where = first.parsed()[0].get("kv_transfer_params") if first.ok else None
         if not where:
-            raise SystemExit(f"the prefill server says nothing about its blocks: {first.parsed()[0]}")
+            first.complete = False
+            return first
         answer = await self._send(self._address, prompt, fields | {"kv_transfer_params": where}, headers)
         answer.sent_at = first.sent_at
         return answer
@@ -156,9 +155,11 @@ async def run(load: Load, target: Target, seed: int) -> list[Answer]:
 
     async def ask_in_turn() -> None:
         client = target.client()
-        while bodies:
-            answers.append(await client.ask(bodies.pop(), fields))
-        client.leave()
+        try:
+            while bodies:
+                answers.append(await client.ask(bodies.pop(), fields))
+        finally:
+            client.leave()
 
     await asyncio.gather(*(ask_in_turn() for _ in range(load.at_once)))
     for answer in answers:

@@ -87,6 +87,7 @@ class Session:
         self._on_unused = on_unused
         self._older: set[PeerKey] = set()
         self._credits: asyncio.Semaphore | None = None
+        self._ended = 0  # hand-offs so far
         self._readers: dict[str, Reader] = {}
         self._outbox: Outbox[pb.HandoffRequest] = Outbox()
         self._task: asyncio.Task[None] | None = None
@@ -111,20 +112,30 @@ class Session:
         return self._credits is None or not self._credits.locked()
 
     async def open(self, reader: Reader, message: pb.Open, wait_s: float) -> None:
-        """Starts a hand-off, once the peer's credits allow one more; in order of arrival. Raises Overloaded if they do not
-        within `wait_s`, HandoffFailed if the session is over."""
+        """Starts a hand-off, once the peer's credits allow one more; in order of arrival, however many are before it. Raises
+        Overloaded when none ends within `wait_s`, HandoffFailed if the session is over."""
         if self._credits is not None:
-            try:
-                await asyncio.wait_for(self._credits.acquire(), wait_s)
-            except TimeoutError:
-                raise Overloaded(
-                    f"{self} lets this worker have {len(self._readers)} hand-offs open, and none ended within {wait_s:g} s"
-                ) from None
+            await self._take_credit(self._credits, wait_s)
         if not self.live:
             self._give_back()
             raise HandoffFailed(f"the session to {self} is over")
         self._readers[reader.id] = reader
         self._outbox.put(pb.HandoffRequest(open=message))
+
+    async def _take_credit(self, credits: asyncio.Semaphore, wait_s: float) -> None:
+        taking = asyncio.ensure_future(credits.acquire())  # one wait, so that it keeps its place
+        try:
+            while not taking.done():
+                ended = self._ended
+                await asyncio.wait([taking], timeout=wait_s)
+                if not taking.done() and self._ended == ended:
+                    raise Overloaded(
+                        f"{self} lets this worker have {len(self._readers)} hand-offs open, and none ended within {wait_s:g} s"
+                    )
+        except BaseException:
+            if not taking.cancel():
+                self._give_back()
+            raise
 
     def pulled(self, message: pb.Pulled) -> None:
         self._outbox.put(pb.HandoffRequest(pulled=message))
@@ -271,6 +282,7 @@ class Session:
             self._on_unused(key)
 
     def _give_back(self) -> None:
+        self._ended += 1
         if self._credits is not None:
             self._credits.release()
 

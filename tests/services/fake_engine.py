@@ -76,6 +76,7 @@ class FakeEngine:
         self._gates = {step: asyncio.Event() for step in STEPS}
         for gate in self._gates.values():
             gate.set()
+        self._passes: dict[str, asyncio.Semaphore] = {}
         self._queue: asyncio.Queue[Report | Exception | None] = asyncio.Queue()
 
     # ---- for tests ----
@@ -85,6 +86,13 @@ class FakeEngine:
 
     def go(self, step: str) -> None:
         self._gates[step].set()
+
+    def one_by_one(self, step: str) -> None:
+        self._passes[step] = asyncio.Semaphore(0)
+
+    def pass_one(self, step: str) -> None:
+        """Lets one of those through that are held before it."""
+        self._passes[step].release()
 
     def sent(self, kind: type) -> list:
         return [c for c in self.commands if isinstance(c, kind)]
@@ -202,6 +210,8 @@ class FakeEngine:
 
     async def _step(self, step: str, life: Life) -> None:
         self.on_step(step, life.request.id)
+        if step in self._passes:
+            await self._passes[step].acquire()
         await self._gates[step].wait()
         await asyncio.sleep(0)
 

@@ -1,9 +1,10 @@
 """A prefill worker whose arena gets a new agent: readers learn of it in their session, and each `Pulled` is checked against
 the generation that its lease was granted in."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
-from tests.services.cluster import DecodeClient, PrefillServer, decode_front, open_message, submit, until
+from tests.services.cluster import TIMES, DecodeClient, PrefillServer, decode_front, open_message, submit, until
 from tests.services.conftest import Pair
 from tests.services.fake_engine import SLOT, FakeEngine
 from twinflow.engine import base
@@ -134,6 +135,21 @@ async def test_without_a_credit_the_prompt_is_computed_here_in_time(pair: Pair) 
     assert last.stats.route == "local" and "1 hand-offs open" in last.stats.reason
     pair.d_engine.go("pull")
     assert (await pair.router.end_of("a")).stats.route == "remote"
+
+
+async def test_a_long_queue_for_credits_is_waited_for_as_long_as_it_moves(pair: Pair) -> None:
+    """Each is open for more than half of the time after which nothing moves, so the last one waits for three times that."""
+    pair.p_role.credits = 1
+    names = ["a", "b", "c", "d", "e", "f"]
+    pair.d_engine.one_by_one("pull")
+    for name in names:
+        pair.router.submit(submit(name, pair.prefill))
+    for name in names:
+        await until(lambda name=name: "PrefillFinished" in pair.d_engine.kinds(name))
+        await asyncio.sleep(0.6 * TIMES.open_s)
+        pair.d_engine.pass_one("pull")
+        assert (await pair.router.end_of(name)).stats.route == "remote"
+    await until(lambda: pair.quiet)
 
 
 async def test_a_lost_session_lets_go_of_who_waits_for_a_credit(pair: Pair) -> None:
