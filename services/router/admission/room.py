@@ -66,7 +66,7 @@ def look(
             continue
         record = w.record
         spare = layouts.setdefault(record.fingerprint, _Spare())
-        rate = _rate(w, fleet.get((record.fingerprint, record.role), NO_RATES))
+        rate = _rate(w, fleet.get((record.fingerprint, record.role), NO_RATES), ahead)
         left_s = max(0.0, work_s - w.queued_prefill_tokens / rate)
         if record.role in DECODERS:
             spare.has_decode = True
@@ -96,7 +96,7 @@ def _free_slots(w: WorkerFacts) -> int:
     return max(0, slots - w.active_requests)
 
 
-def _rate(w: WorkerFacts, fleet: Rates) -> float:
-    """Prompt tokens per second of what it has before it."""
-    tokens = max(1, w.queued_prefill_tokens)
+def _rate(w: WorkerFacts, fleet: Rates, ahead: Ahead) -> float:
+    """Prompt tokens per second of what it has before it and what is on its way: an idle worker is no slower with a long prompt."""
+    tokens = max(1, w.queued_prefill_tokens + ahead.prompt_tokens)
     return w.rates.prefill.at(tokens) or fleet.prefill.at(tokens) or PREFILL_TOKENS_PER_S

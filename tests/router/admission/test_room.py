@@ -74,6 +74,14 @@ def test_what_was_let_go_but_not_charged_counts_as_taken():
     assert room(*pair, worker(P, queued=500), ahead=Ahead(1, 1000)) is Room.FREE, "another half a second"
 
 
+def test_an_idle_worker_is_as_fast_as_what_is_on_its_way_to_it():
+    """Short prompts are slow per token; with their rate one long prompt would fill a worker that has nothing to do."""
+    rates = Rates(prefill=Curve(((10, 50_000.0, 10), (14, 80_000.0, 10))))
+    pair = (dataclasses.replace(worker(P), rates=rates), worker(D))
+    assert [room(*pair, ahead=Ahead(n, n * 17_408)) for n in (1, 2, 3)] == [Room.FREE] * 3
+    assert room(*pair, ahead=Ahead(3, 5 * 17_408)) is Room.FULL
+
+
 def test_looking_ends_at_the_first_room():
     seen = []
 
