@@ -97,6 +97,6 @@ def _free_slots(w: WorkerFacts) -> int:
 
 
 def _rate(w: WorkerFacts, fleet: Rates, ahead: Ahead) -> float:
-    """Prompt tokens per second of what it has before it and what is on its way: an idle worker is no slower with a long prompt."""
+    """Prompt tokens per second of what it has before it and what is on its way; short ones are slower."""
     tokens = max(1, w.queued_prefill_tokens + ahead.prompt_tokens)
     return w.rates.prefill.at(tokens) or fleet.prefill.at(tokens) or PREFILL_TOKENS_PER_S
