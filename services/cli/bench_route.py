@@ -34,7 +34,7 @@ def add_parser(kinds: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     add("--decode", type=int, default=4, metavar="N", help="workers (default: %(default)s)")
     add("--loads", default="0.6,0.9,1.2", metavar="A,B", help="default: %(default)s")
     add("--policies", default=POLICIES, metavar="A,B", help="default: %(default)s")
-    add("--local-max-tokens", type=int, default=2048, metavar="N", help="of the router (default: %(default)s)")
+    add("--local-max-tokens", type=int, default=32_768, metavar="N", help="of the router (default: %(default)s)")
     add("--cache-bytes", type=size, default=112 << 30, metavar="SIZE", help="of each worker (default: 112GiB)")
     add("--link-gbytes-per-s", type=float, default=15.0, metavar="RATE", help="default: %(default)s")
     add("--admitted", type=float, default=0.85, metavar="SHARE",

@@ -227,7 +227,7 @@ class Policy:
     fingerprint: str = ""  # "" = any, but always the same on both sides of a hand-off
     local_max_tokens: int = 256  # suffixes up to this long are short; 0 = never local where there is an alternative
     decode_bound_ms: float = 50.0  # a decode worker whose step takes so long computes no prompts
-    others: float = 0.03  # of a millisecond that other streams lose, relative to one of this request's first token
+    others: float = 0.06  # of a millisecond that other streams lose, relative to one of this request's first token
     behind: float = 1.5  # of a millisecond that prompts behind this one wait
     moved: float = 0.1  # of a millisecond for which a link is busy while the prompt is computed: others may wait for it
 

@@ -130,6 +130,24 @@ def test_a_decode_bound_worker_never_prefills_while_somebody_else_can() -> None:
     assert pick(full).kind.value == "local"  # alone it must
 
 
+@pytest.mark.parametrize(
+    ("active", "queued", "kind"),
+    [(2, 0, "local"), (8, 0, "remote"), (8, 10_000, "local"), (60, 10_000, "remote")],
+    ids=["few streams", "more streams", "more, but the prefill worker is busy", "too many even so"],
+)
+def test_a_long_suffix_goes_where_less_is_lost_if_the_limit_lets_it(active: int, queued: int, kind: str) -> None:
+    """8,000 tokens here, 10,000 there, at 10,000/s each."""
+    policy = policy_named("cost", local_max_tokens=32_768)
+    d = dataclasses.replace(known("d", active=active).facts[0], attention_tokens=2_000, checkpoints=(2_000,))
+    p = known("p", P, queued=queued).facts[0]
+    long = {"max_model_tokens": 16_384, "max_request_tokens": 16_384}
+    workers = [dataclasses.replace(w, record=dataclasses.replace(w.record, **long)) for w in (d, p)]
+    choice = pick(*workers, n=10_000, policy=policy)
+    assert choice.kind.value == kind
+    short = pick(*workers, n=10_000, policy=dataclasses.replace(policy, local_max_tokens=2048))
+    assert short.kind.value == "remote" and short.local_max_tokens <= 2048
+
+
 def test_rates_of_all_where_a_worker_is_like_them_its_own_where_not_a_guess_at_first() -> None:
     """Others' rates are those of workers of the same role."""
     like = {("f", Role.DECODE): Rates(prefill=Curve(((10, 40_000.0, 9),))), ("f", Role.PREFILL): RATES}
