@@ -158,6 +158,29 @@ def test_who_waits_for_a_hand_off_goes_on_without_it(model: HybridModel, oracle:
     pair.close()
 
 
+def test_a_short_prompt_does_not_stand_for_the_rest_of_a_longer_one(model: HybridModel, oracle: Oracle) -> None:
+    reads = Manual()
+    pair = Pair.build(model, reads, chunk_tokens=128, step_tokens=256)
+    prompts = [PREFIX + prompt(7, 1400), PROMPTS[0], PROMPTS[1]]
+    ids = [pair.submit(p, max_tokens=NEW) for p in prompts]
+    done: dict[str, int] = {}
+    for turn in range(20_000):
+        if not pair.open:
+            break
+        for read in reads.reads:
+            read.copy()
+            read.done()
+        pair.drive(turns=1)
+        for id in ids:
+            if id not in pair.open:
+                done.setdefault(id, turn)
+    assert done[ids[1]] < done[ids[0]] and done[ids[2]] < done[ids[0]]
+    assert [pair.results[id].tokens for id in ids] == [oracle(p, NEW) for p in prompts]
+    assert not pair.lost
+    assert pair.quiet()
+    pair.close()
+
+
 def test_without_a_prefix_cache_nobody_waits(model: HybridModel, oracle: Oracle) -> None:
     worker = Worker(model, "w", LoopbackNetwork(), prefix_cache=False, cache_bytes=16 << 20)
     requests = [request(worker.next_id(), p, worker.root, max_tokens=2) for p in PROMPTS[:2]]

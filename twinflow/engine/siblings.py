@@ -68,14 +68,16 @@ class Siblings:
 
     def _is_coming(self, sequence: Sequence, leader: Sequence, blocks: int) -> bool:
         """What the sequence waits for is not there yet, but will be, as things stand: for one that computes, the state behind
-        the blocks, too."""
+        the blocks, too. One whose own prompt is computed elsewhere by now has nothing left but to read it: it goes on by itself
+        unless the other is as far, since received blocks are only published with the end of the prompt, however long that is."""
         held = leader.holding
         if self._sequences.get(leader.id) is not leader or held is None:
             return False
         if leader.phase is not Phase.RUNNING and leader.phase is not Phase.PULLING:
             return False
         if sequence.intake is not None:
-            return held.published_blocks < blocks
+            ended = leader.received or (leader.intake is not None and leader.intake.moved.finished > 0)
+            return held.published_blocks < blocks and (ended or not sequence.intake.moved.finished)
         return held.position < blocks * leader.chain.block_tokens
 
     def _furthest(self, sequence: Sequence) -> tuple[Sequence | None, int]:
