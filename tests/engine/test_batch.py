@@ -121,10 +121,13 @@ def test_a_shape_has_room_for_all_states_of_its_tokens(lens: list[int]) -> None:
     fields = Fields.of(buffer, shape)
     kept = sum(n // STATE_CHUNK_TOKENS for n in lens)
     assert len(fields.snapshot_rows) == len(fields.snapshot_after) >= kept
-    ends = [
-        view.__array_interface__["data"][0] + view.nbytes for view in map(fields.__getattribute__, fields.__slots__)
-    ]
-    assert max(ends) == buffer.__array_interface__["data"][0] + shape.size_bytes
+    base = buffer.__array_interface__["data"][0]
+    views = [v for name in fields.__slots__ if (v := getattr(fields, name)).nbytes]
+    begins = [v.__array_interface__["data"][0] - base for v in views]
+    assert all(at % 16 == 0 for at in begins), "a kernel would be compiled anew for how this step's fields are aligned"
+    ends = [at + v.nbytes for at, v in zip(begins, views, strict=True)]
+    assert all(end <= at for end, at in zip(ends, [*begins[1:], shape.size_bytes], strict=True))
+    assert shape.size_bytes - ends[-1] < 16
 
 
 def test_tables_hold_each_rows_blocks_and_nothing_of_earlier_ones(worker: Worker) -> None:

@@ -20,9 +20,11 @@ class Driver:
     """`run` submits requests together and returns their tokens by id."""
 
     def __init__(self, model: Path, device: str, **config: Any) -> None:
-        values: dict[str, Any] = {"dtype": "float32", "cache_bytes": 512 << 20, "max_running": 16, **config}
+        values: dict[str, Any] = {
+            "role": Role.BOTH, "dtype": "float32", "cache_bytes": 512 << 20, "max_running": 16, **config,
+        }  # fmt: skip
         settings = EngineConfig(
-            model=str(model), worker_id="w", incarnation="1", role=Role.BOTH, device=device, transport="none", **values
+            model=str(model), worker_id="w", incarnation="1", device=device, transport="none", **values
         )
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # grammars that are ready
         self.engine, self.ready = build_engine(settings, self._inbox.put, None)

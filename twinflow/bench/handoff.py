@@ -18,6 +18,7 @@ from twinflow.contracts.errors import Internal
 from twinflow.engine.base import CONFIRM_S, DESCRIPTORS, EARLY_BYTES, POST_S, PULLS, STEP_S, TAIL_S
 
 COPIES = 10
+PAUSE_S = 0.02
 IDS = 64  # every vocabulary has so many
 STEPS = 16  # tokens behind the second one, whose gaps are steps of the decode worker
 
@@ -101,21 +102,32 @@ def parts_of(told: Mapping[str, float], gap_s: float) -> dict[str, float]:
     return parts | {"messages": gap_s - sum(parts.values())}
 
 
-def plain_copy_s(size_bytes: int, source: str, target: str) -> float:
-    """Seconds of one copy of so many bytes between these devices, the best of several in a row each."""
+@dataclass(frozen=True, slots=True)
+class PlainCopy:
+    """Seconds of a copy of as many bytes between the same devices. `alone_s`: one, from telling the device until the host has
+    seen its end, behind a pause like that between two hand-offs; what a read can be held against. `in_row_s`: each of many told
+    at once, which is the rate of the link."""
+
+    alone_s: float
+    in_row_s: float
+
+
+def plain_copy(size_bytes: int, source: str, target: str) -> PlainCopy:
+    """Of those alone the median, of the rows the best."""
     a = torch.empty(size_bytes, dtype=torch.uint8, device=source).fill_(1)
     b = torch.empty(size_bytes, dtype=torch.uint8, device=target).fill_(0)
 
-    def wait() -> None:
+    def seconds(copies: int) -> float:
         for device in {source, target} - {"cpu"}:
             torch.cuda.synchronize(device)
-
-    best = float("inf")
-    for _ in range(COPIES):
-        wait()
+        time.sleep(PAUSE_S)
         began = time.perf_counter()
-        for _ in range(COPIES):
+        for _ in range(copies):
             b.copy_(a, non_blocking=True)
-        wait()
-        best = min(best, (time.perf_counter() - began) / COPIES)
-    return best
+        for device in {source, target} - {"cpu"}:
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    seconds(1)  # the devices have met
+    alone_s = median(seconds(1) for _ in range(COPIES))
+    return PlainCopy(alone_s, min(seconds(COPIES) for _ in range(COPIES)) / COPIES)

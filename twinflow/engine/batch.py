@@ -20,9 +20,9 @@ from twinflow.kernels.base import STATE_CHUNK_TOKENS
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 
-DTYPES: dict[type, tuple[Any, Any, Any]] = {
-    torch.Tensor: (torch.int64, torch.int32, torch.bool),
-    np.ndarray: (np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.bool_)),
+DTYPES: dict[type, dict[int, Any]] = {
+    torch.Tensor: {8: torch.int64, 4: torch.int32, 1: torch.bool},
+    np.ndarray: {8: np.dtype(np.int64), 4: np.dtype(np.int32), 1: np.dtype(np.bool_)},
 }
 
 
@@ -105,6 +105,12 @@ class BlockTables:
             self.table[row, start:end].copy_(self._mirror[row, start:end], non_blocking=True)
 
 
+def aligned(size_bytes: int) -> int:
+    """Up to where the next field of a packed batch begins. Triton compiles a kernel anew where a pointer is aligned to 16 bytes
+    that was not before, or the other way: with every field aligned that does not hang on a step's sizes."""
+    return -(-size_bytes // 16) * 16
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Of a packed batch: T tokens in B sequences. Every sequence has room for one row of logits."""
@@ -119,14 +125,18 @@ class Shape:
 
     @property
     def snapshots(self) -> int:
-        """Room for all that there can be, one for each whole chunk of the state kernels; in fours, so that how the fields behind
-        them are aligned, for which kernels are compiled anew, does not hang on the tokens."""
-        return -(-self.tokens // (4 * STATE_CHUNK_TOKENS)) * 4
+        """Room for all that there can be, one for each whole chunk of the state kernels."""
+        return self.tokens // STATE_CHUNK_TOKENS
+
+    @property
+    def fields(self) -> tuple[tuple[int, int], ...]:
+        """Of each of `Fields`, in order: entries, and bytes of one."""
+        t, b, n = self.tokens, self.sequences, self.snapshots
+        return (*((t, 8),) * 4, *((b, 8),) * 4, (n, 8), (b + 1, 4), (b, 4), (b + 1, 4), (n, 4), (b, 1))
 
     @property
     def size_bytes(self) -> int:
-        t, b, n = self.tokens, self.sequences, self.snapshots
-        return 8 * (4 * t + 4 * b + n) + 4 * (3 * b + 2 + n) + b
+        return sum(aligned(count * size) for count, size in self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +166,12 @@ class Fields(Generic[A]):
 
     @classmethod
     def of(cls, buffer: A, shape: Shape) -> "Fields[A]":
-        """Views of a uint8 buffer of at least `shape.size_bytes`, 8-byte aligned."""
-        t, b, n = shape.tokens, shape.sequences, shape.snapshots
-        int64, int32, flag = DTYPES[type(buffer)]
-        dtypes = [int64] * 9 + [int32] * 4 + [flag]
+        """Views of a uint8 buffer of at least `shape.size_bytes`, aligned as its fields are."""
+        dtypes = DTYPES[type(buffer)]
         at, views = 0, []
-        for count, dtype in zip([t] * 4 + [b] * 4 + [n, b + 1, b, b + 1, n, b], dtypes, strict=True):
-            size = count * dtype.itemsize
-            views.append(buffer[at : at + size].view(dtype))
-            at += size
+        for count, size in shape.fields:
+            views.append(buffer[at : at + count * size].view(dtypes[size]))
+            at += aligned(count * size)
         return cls(*views)
 
 

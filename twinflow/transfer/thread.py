@@ -4,8 +4,9 @@ The event comes after every post of the pull is terminal, which is when its dest
 generation (`generations.py`) is told by events of its own. While nothing is in flight and nobody reads from us the thread
 sleeps on its queue.
 
-While something is in flight it looks at it again and again, each time after a sixteenth of the time that it has been out. It
-sleeps in between: one that spins looks three times as often, and each time keeps the interpreter from the engine's loop.
+While something is in flight it looks at it again and again: for a moment without a pause, since the reads that somebody waits
+for take less time than a short sleep does, then each time after a sixteenth of the time since anything moved. Between two looks
+the interpreter is the engine loop's.
 """
 
 import ctypes
@@ -29,7 +30,8 @@ from twinflow.transfer.generation import POSTS_PER_PEER, InFlight, PathRule, mak
 from twinflow.transfer.generations import Generations, RenewalLimits, Reopen
 from twinflow.transfer.plan import split_posts
 
-POLL_MIN_S = 20e-6
+POLL_EAGER_S = 300e-6  # since anything moved; of a read over NVLink 64 MiB take 180 µs
+POLL_MIN_S = 20e-6  # then; a sleep as short as that takes 30 to 100 µs
 POLL_SHARE = 1 / 16  # of the time since anything moved: how late the end of a read may be seen
 POLL_MAX_S = 1e-3
 SERVE_BUSY_S = 500e-6  # between calls of `progress` while peers are expected to read from us
@@ -135,9 +137,9 @@ class TransferThread:
             self._commands.get()()
 
     def _loop(self) -> None:
-        pause, moved_s = POLL_MIN_S, time.monotonic()
+        pause, moved_s = 0.0, time.monotonic()
         while not self._closing:
-            command = self._next_command(pause)
+            command = self._next_command(self._wait_s(pause))
             moved = command is not None
             while command is not None:
                 command()
@@ -149,21 +151,28 @@ class TransferThread:
                 self._generations.progress()
             now_s = time.monotonic()
             moved_s = now_s if moved else moved_s
-            pause = min(max(POLL_MIN_S, POLL_SHARE * (now_s - moved_s)), POLL_MAX_S)
+            pause = _pause(now_s - moved_s)
+            if not pause and self._generations.watching:
+                time.sleep(0)  # whoever waits for the interpreter gets it
 
-    def _next_command(self, pause_s: float) -> Callable[[], object] | None:
-        """The next command, or None after `pause_s`; without anything to watch and anyone to serve, waits for one."""
-        if pause_s > 0:
-            waits = [pause_s] if self._generations.watching else []
-            if self._serve:
-                waits.append(SERVE_BUSY_S if self._serving else SERVE_IDLE_S)
-            timeout = min(waits, default=None)
-        else:
-            timeout = 0.0
+    def _wait_s(self, pause_s: float) -> float | None:
+        """How long to wait for a command: a pause, if something is to be looked at; None = until there is one."""
+        waits = [pause_s] if self._generations.watching else []
+        if self._serve:
+            waits.append(SERVE_BUSY_S if self._serving else SERVE_IDLE_S)
+        return min(waits, default=None)
+
+    def _next_command(self, wait_s: float | None) -> Callable[[], object] | None:
+        """The next command, or None where none comes in that time."""
         try:
-            return self._commands.get(block=timeout != 0.0, timeout=timeout)
+            return self._commands.get(block=wait_s != 0.0, timeout=wait_s)
         except queue.Empty:
             return None
+
+
+def _pause(still_s: float) -> float:
+    """Before the next look, where nothing has moved for so long. Seconds."""
+    return 0.0 if still_s < POLL_EAGER_S else min(max(POLL_MIN_S, POLL_SHARE * still_s), POLL_MAX_S)
 
 
 def fine_timer() -> None:

@@ -143,7 +143,7 @@ def launch_options(q: torch.Tensor, width: int) -> LaunchOptions:
     return LaunchOptions(tile, stages, max(1, min(4, shared // (tile * bytes_per_token))))
 
 
-@triton.jit(do_not_specialize=["sequences"])
+@triton.jit(do_not_specialize=["sequences", "table_stride"], do_not_specialize_on_alignment=["own_starts"])
 def _attend(
     q,
     k_cache,

@@ -81,7 +81,8 @@ def attend_many_queries(
     rows = options.rows
     size = rows // group
     blocks = tokens // size + sequences
-    splits = min(options.splits, max(1, PARTS_BYTES // (blocks * kv_heads * rows * dim * 4)))
+    fit = max(1, PARTS_BYTES // (blocks * kv_heads * rows * dim * 4))
+    splits = min(options.splits, 1 << (fit.bit_length() - 1))  # a power of two: each number of splits is compiled
     cache = tiled(k_cache, v_cache, options.tile, described=described)
     gates, gate_stride = (q, 0) if gate is None else (gate, gate.stride(0))
     early = dependent_launch(q.device)
@@ -150,7 +151,8 @@ def _store(
 
 # Where a launch takes a part of a batch, its pointers begin anywhere; nothing is compiled anew for that.
 @triton.jit(
-    do_not_specialize=["sequences"], do_not_specialize_on_alignment=["block_tables", "context_lens", "cu_seqlens"]
+    do_not_specialize=["sequences", "table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "context_lens", "cu_seqlens"],
 )
 def _attend(
     q,

@@ -84,7 +84,7 @@ def attend_prefixes(
     return PrefixParts(partial, lse, rows, cache.tile, programs)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["order", "prefixes"])
 def _attend(
     q,
     k_cache,

@@ -8,7 +8,9 @@ from twinflow.kernels.paged_attention.pieces import pair_tiles, prefix_shares
 from twinflow.kernels.triton_tools import sigmoid
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["sequences"], do_not_specialize_on_alignment=["own_starts", "places", "members", "prefixes"]
+)
 def reduce_parts(
     partial,
     lse,

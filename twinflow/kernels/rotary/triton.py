@@ -25,7 +25,7 @@ def rotary_angles(
     return cos, sin
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _angles(positions, inv_freq, cos, sin, tokens, HALF: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait_for_previous(EARLY)
     let_next_start(EARLY)
