@@ -46,3 +46,4 @@ def test_nothing_is_written(tmp_path: Path, family: str) -> None:
     before = memory.clone()
     worker.engine.runner.prepare(worker.engine.config)
     assert torch.equal(memory, before)
+    worker.close()

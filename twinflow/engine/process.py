@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from twinflow.contracts.errors import Internal, ModelError
 from twinflow.engine.base import Command, Ready, Report, Shutdown
 from twinflow.engine.config import EngineConfig
+from twinflow.engine.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class ProcessEngine:
 
     def __init__(self) -> None:
         self._pipe: Connection | None = None
+        self._outbox: Outbox | None = None
         self._process: multiprocessing.process.BaseProcess | None = None
         self._queue: asyncio.Queue[Report | None] = asyncio.Queue()
         self._closing = False
@@ -41,15 +43,16 @@ class ProcessEngine:
         if ready.error:
             await self.close()
             raise ModelError(ready.error)
+        self._outbox = Outbox(self._pipe)
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="engine-reader", daemon=True).start()
         return ready
 
     def send(self, command: Command) -> None:
-        if self._pipe is None or self._closing:
+        if self._outbox is None or self._closing:
             return
         try:
-            self._pipe.send(command)
+            self._outbox.send(command)
         except OSError:
             log.warning("engine is gone, dropped %s", type(command).__name__)
 
@@ -68,6 +71,8 @@ class ProcessEngine:
         if self._process.is_alive():
             self._process.kill()
             await asyncio.to_thread(self._process.join)
+        if self._outbox is not None:
+            self._outbox.close()
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         """Reader thread: from the pipe into the asyncio queue; None marks the end."""
