@@ -256,7 +256,12 @@ class Generator:
                 outcome.stats, outcome.too_slow = stream.stats, stream.overflowed
                 outcome.completion_tokens = reply.completion_tokens
                 stream.close()
-            self._placer.ended(Ended(id, choice, outcome.stats, ok, broke, outcome.completion_tokens))
+            held = None
+            if (
+                ok and choice.decode.block_tokens and not reply.matched_stop
+            ):  # at a stop string the worker is told to give it up
+                held = prompt.reply_keys(choice.decode, pack_tokens(outcome.sent))
+            self._placer.ended(Ended(id, choice, outcome.stats, ok, broke, outcome.completion_tokens, held))
 
     def _begun(self, id: str, choice: Choice, outcome: Outcome) -> None:
         """A token came in this attempt."""

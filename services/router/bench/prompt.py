@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from services.router.view.prompt import PromptKeys, keys_of
+from services.router.view.prompt import PromptKeys, ReplyKeys, key_of, keys_of
 from services.router.view.table import U64
 from twinflow.contracts.hashing import block_hash, root_hash, tail_hash
 from twinflow.contracts.workers import WorkerRecord
@@ -45,6 +45,12 @@ class RunPrompt(PromptKeys):
 
     def tail_keys(self, record: WorkerRecord, positions: Sequence[int]) -> U64:
         return keys_of([self.prefix_hash(p) for p in positions])
+
+    def keys_of_reply(self, record: WorkerRecord, whole: "RunPrompt") -> ReplyKeys:
+        """`whole`: this prompt with the reply."""
+        position = whole.tokens - 1
+        blocks = slice(self.tokens // self._block_tokens, position // self._block_tokens)
+        return ReplyKeys(whole.block_numbers(record)[blocks], {position: key_of(whole.prefix_hash(position))})
 
     def prefix_hash(self, position: int) -> bytes:
         blocks, tail = divmod(position, self._block_tokens)

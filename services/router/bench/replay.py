@@ -203,6 +203,7 @@ class Replay:
         assert each.choice is not None
         self.view.finished(each.id)
         self.view.learn(each.choice, each.stats, each.reply_tokens)
+        self.view.replied(each.choice, each.prompt.keys_of_reply(each.choice.decode, each.whole))
         if index + 1 < len(session):
             self.clock.after(self._stretch * session[index + 1].delay_s, lambda: self._ask(session, index + 1))
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from services.router.dispatch.base import Key
 from services.router.schedule.base import Choice
-from services.router.view.prompt import PromptKeys
+from services.router.view.prompt import PromptKeys, ReplyKeys
 from twinflow.contracts.facts import fact
 from twinflow.contracts.requests import RequestStats
 
@@ -35,8 +35,8 @@ class TooLate:
 
 @fact(frozen=True, slots=True)
 class Ended:
-    """How an attempt ended, as far as the view learns from it. `ok`: with a whole reply of `reply_tokens`. `broke`: it was the
-    decode worker's fault."""
+    """How an attempt ended, as far as the view learns from it. `ok`: with a whole reply of `reply_tokens`; `reply`: what the
+    decode worker holds of it. `broke`: it was the decode worker's fault."""
 
     id: str
     choice: Choice
@@ -44,6 +44,7 @@ class Ended:
     ok: bool = False
     broke: bool = False
     reply_tokens: int = 0
+    reply: ReplyKeys | None = None
 
 
 class Placer(Protocol):

@@ -56,6 +56,8 @@ class LocalPlacer:
         self._view.finished(end.id)
         if end.ok and end.stats is not None:
             self._view.learn(end.choice, end.stats, end.reply_tokens)
+        if end.reply is not None:
+            self._view.replied(end.choice, end.reply)
         if end.broke:
             self._view.breakers.failed(("", end.choice.decode.id))
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.router.view.expected import Expected, words_of
-from services.router.view.prompt import FEW_BLOCKS, PromptKeys
+from services.router.view.prompt import FEW_BLOCKS, PromptKeys, ReplyKeys
 from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
 from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
 from twinflow.contracts.facts import fact
@@ -111,6 +111,15 @@ class HitIndex:
 
     def store_checkpoint(self, column: int, key: int, position: int) -> None:
         self._gather(key ^ CHECKPOINT, column, True)
+        self._remember(position)
+
+    def expect_reply(self, column: int, reply: ReplyKeys, until_s: float, now_s: float) -> None:
+        self.expected.add(column, [*reply.blocks, *(key ^ CHECKPOINT for key in reply.states.values())], until_s, now_s)
+        for position in reply.states:
+            self._remember(position)
+
+    def _remember(self, position: int) -> None:
+        """There may be a checkpoint inside a block there, of whatever prompt."""
         if position < MAX_POSITION:
             if position >= len(self._positions):
                 self._positions = np.append(self._positions, np.zeros(position + 1, bool))

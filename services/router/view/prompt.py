@@ -5,11 +5,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.router.view.table import U64
+from twinflow.contracts.facts import fact
 from twinflow.contracts.hashing import HASH_BYTES, TOKEN_BYTES, chain_hashes, root_hash, tail_hash
 from twinflow.contracts.workers import WorkerRecord
 
 KEY_BYTES = 8
 FEW_BLOCKS = 16  # of prompts that are looked up block by block: fewer are not worth an array
+
+
+@fact(frozen=True, slots=True)
+class ReplyKeys:
+    """What a worker holds once a reply is over, beside the prompt's blocks: keys of the blocks that it filled, and of the state
+    by position. That is behind all but the last token, which nothing need be computed of, or behind all: an end is found while
+    the step that follows runs."""
+
+    blocks: list[int]
+    states: dict[int, int]
 
 
 class PromptKeys:
@@ -27,6 +38,21 @@ class PromptKeys:
     def extended(self, packed: bytes) -> "PromptKeys":
         """Of the prompt with these tokens behind it."""
         return PromptKeys(self.packed + packed, self._tenant, self._salt)
+
+    def reply_keys(self, record: WorkerRecord, reply: bytes) -> ReplyKeys:
+        """Of packed ids that were generated behind the prompt, one at least."""
+        size, hashes = record.block_tokens * TOKEN_BYTES, self.block_hashes(record)
+        whole = len(hashes) * size
+        rest = self.packed[whole:] + reply
+        chain = [hashes[-1] if hashes else self.root(record.fingerprint)]
+        chain += chain_hashes(chain[0], rest, record.block_tokens)
+        states = {}
+        for end in (len(rest) - TOKEN_BYTES, len(rest)):
+            tail = rest[end // size * size : end]
+            found = tail_hash(chain[end // size], tail) if tail else chain[end // size]
+            states[(whole + end) // TOKEN_BYTES] = key_of(found)
+        filled = (len(rest) - TOKEN_BYTES) // size
+        return ReplyKeys(list(map(key_of, chain[1 : filled + 1])), states)
 
     def root(self, fingerprint: str) -> bytes:
         root = self._roots.get(fingerprint)

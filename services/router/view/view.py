@@ -14,7 +14,7 @@ from services.router.view.breakers import Breakers
 from services.router.view.charges import Charges
 from services.router.view.feed import Feed
 from services.router.view.index import HitIndex, Holdings, expected_blocks, expected_states
-from services.router.view.prompt import PromptKeys
+from services.router.view.prompt import PromptKeys, ReplyKeys
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load, Role, WorkerRecord
@@ -167,6 +167,12 @@ class View:
         for worker in self._charged.get(request_id, ()):
             worker.charges.prefilled(request_id)
             worker.facts = None
+
+    def replied(self, choice: Choice, reply: ReplyKeys) -> None:
+        """A reply is over, and its decode worker holds it: the next turn may be here before the events that tell so."""
+        worker, now = self._workers.get(choice.decode.key), self._clock()
+        if worker is not None and worker.feed.column is not None:
+            self._index.expect_reply(worker.feed.column, reply, now + EVENTS_LATE_S, now)
 
     def finished(self, request_id: str) -> None:
         for worker in self._charged.pop(request_id, ()):

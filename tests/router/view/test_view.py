@@ -3,15 +3,17 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.router.schedule.base import RouteRequest
 from services.router.schedule.choose import choose
 from services.router.schedule.policies import policy_named
 from services.router.view.breakers import FAULTS
-from services.router.view.prompt import PromptKeys
-from services.router.view.view import View
+from services.router.view.prompt import PromptKeys, key_of
+from services.router.view.view import EVENTS_LATE_S, View
 from tests.router.view.test_index import IDS, RECORD, stored
-from twinflow.contracts.hashing import pack_tokens
+from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load, Role
 
@@ -120,3 +122,46 @@ def test_how_many_a_worker_holds_is_seen_when_others_wait_there():
     assert reported(running=5) == 8
     assert reported(running=10) == 10, "it holds more by now"
     assert reported(running=3, waiting=1) == 3, "they have grown"
+
+
+@given(
+    prompt=st.integers(0, 20),
+    reply=st.integers(1, 20),
+    block=st.sampled_from([1, 3, 4, 8]),
+    salt=st.sampled_from(["", "s"]),
+)
+def test_keys_of_a_reply_are_those_of_the_whole(prompt: int, reply: int, block: int, salt: str) -> None:
+    ids = list(range(prompt + reply))
+    chain = TokenChain(root_hash("f", "", salt), block, pack_tokens(ids))
+    worker = record("d", block_tokens=block)
+    found = PromptKeys(pack_tokens(ids[:prompt]), cache_salt=salt).reply_keys(worker, pack_tokens(ids[prompt:]))
+    filled = chain.block_hashes[prompt // block : (len(ids) - 1) // block]
+    assert found.blocks == [key_of(h) for h in filled]
+    assert found.states == {at: key_of(chain.prefix_hash(at)) for at in (len(ids) - 1, len(ids))}
+
+
+@pytest.mark.parametrize("extra", [0, 1], ids=["all but the last token", "all of it"])
+def test_the_next_turn_finds_a_reply_before_its_events_come(extra: int) -> None:
+    now = 100.0
+    view = View(clock=lambda: now)
+    for each in (record("d"), record("e"), record("p", Role.PREFILL)):
+        view.put(each)
+        view.set_connected(each.key, True)
+        view.apply(each.key, stored([7, 7, 7, 7]))
+    choice = route(view, 0)
+    reply = [900 + i for i in range(7)]
+    prompt, next_turn = PROMPT, PromptKeys(pack_tokens([*IDS, *reply[: 6 + extra], 1, 2, 3, 4, 5]))
+
+    def usable(id: str) -> int:
+        return next(w.usable_tokens(next_turn.tokens) for w in view.snapshot(next_turn).workers if w.record.id == id)
+
+    view.charge("0", choice, prompt)
+    view.finished("0")
+    assert usable(choice.decode.id) == 0
+    view.replied(choice, prompt.reply_keys(choice.decode, pack_tokens(reply)))
+    other = "e" if choice.decode.id == "d" else "d"
+    assert usable(choice.decode.id) == len(IDS) + 6 + extra and usable(other) == 0
+    now += EVENTS_LATE_S
+    assert usable(choice.decode.id) == 0, "it did not come true"
+    view.remove(choice.decode.key)
+    view.replied(choice, prompt.reply_keys(choice.decode, pack_tokens(reply)))
