@@ -257,9 +257,7 @@ class Generator:
                 outcome.completion_tokens = reply.completion_tokens
                 stream.close()
             held = None
-            if (
-                ok and choice.decode.block_tokens and not reply.matched_stop
-            ):  # at a stop string the worker is told to give it up
+            if ok and choice.decode.block_tokens and not reply.matched_stop:  # there the worker is told to give it up
                 held = prompt.reply_keys(choice.decode, pack_tokens(outcome.sent))
             self._placer.ended(Ended(id, choice, outcome.stats, ok, broke, outcome.completion_tokens, held))
 
