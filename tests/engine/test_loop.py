@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 
 from twinflow.cache.base import PoolCounts
+from twinflow.contracts.events import EventColumns
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load
 from twinflow.engine import base, loop
 from twinflow.engine.base import Report, Work
 
-QUIET = Report((), (), Load(), {"attention": PoolCounts(8, 8, 0, 0, 0, 0)}, Work())
+QUIET = Report((), EventColumns.of(()), Load(), {"attention": PoolCounts(8, 8, 0, 0, 0, 0)}, Work())
 TOLD = replace(QUIET, notices=(base.Done("a", RequestStats()),))
 STEPPED = replace(QUIET, work=Work(1))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from twinflow.cache.base import PoolCounts
 from twinflow.contracts.errors import Internal
-from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.events import CacheEvent, EventColumns
 from twinflow.contracts.groups import GroupKind, GroupSpec, TensorSpec
 from twinflow.contracts.hashing import unpack_tokens
 from twinflow.contracts.hits import GroupHit
@@ -105,7 +105,9 @@ class FakeEngine:
         self._queue.put_nowait(Internal("the engine process died"))
 
     def report(self, *notices: Notice, events: tuple[CacheEvent, ...] = ()) -> None:
-        self._queue.put_nowait(Report(notices, events, Load(running=len(self.running), total_blocks=64), {}))
+        self._queue.put_nowait(
+            Report(notices, EventColumns.of(events), Load(running=len(self.running), total_blocks=64), {})
+        )
 
     # ---- EngineClient ----
 

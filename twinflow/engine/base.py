@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from twinflow.cache.base import PoolCounts
-from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.events import CacheEvent, EventColumns
 from twinflow.contracts.groups import GroupSpec
 from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import GenerateRequest, RequestStats, Sample
@@ -363,7 +363,7 @@ class Report:
     """At most one per loop turn."""
 
     notices: tuple[Notice, ...]
-    events: tuple[CacheEvent, ...]
+    events: EventColumns
     load: Load
     counts: dict[str, PoolCounts]
     work: Work = field(default_factory=Work)

@@ -14,6 +14,7 @@ from twinflow.cache.arena import Arena
 from twinflow.cache.base import Cache, PoolCounts
 from twinflow.contracts.checkpoints import default_interval_tokens
 from twinflow.contracts.errors import Cancelled, HandoffFailed, Internal, TooLong, TwinflowError, from_reason
+from twinflow.contracts.events import EventColumns
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load
 from twinflow.engine import base
@@ -90,12 +91,11 @@ class Engine:
             self._grow()
             stepped = self._step()
         self.offers.open_for(self.sequences.values())
-        events = tuple(self.cache.drain_events())
+        events = EventColumns.of(self.cache.drain_events())  # hundreds go with a prompt: as columns they take a seventh
         notices, self._notices = tuple(self._notices), []
         told, self._told = self._told, (self._load(), self.cache.counts())
-        if not (stepped or events or notices) and self._told == told:
-            return None
-        return Report(notices, events, *self._told, self.runner.work)
+        quiet = not (stepped or events or notices) and self._told == told
+        return None if quiet else Report(notices, events, *self._told, self.runner.work)
 
     # ---- commands ----
 

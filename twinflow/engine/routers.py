@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from grpc import aio
@@ -170,7 +170,7 @@ class RouterStreams:
             case other:
                 log.warning("router %s sent an unexpected %s", stream.router_id, other)
 
-    def publish(self, events: Sequence[CacheEvent]) -> None:
+    def publish(self, events: Iterable[CacheEvent]) -> None:
         """Everything of one engine report, one message per stream."""
         messages = [event_to_pb(e) for e in events]
         for stream in self._streams:
