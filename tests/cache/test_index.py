@@ -42,6 +42,57 @@ def test_names_are_those_of_a_dict(buckets):
         assert table.find(other) == model.get(other)
 
 
+@pytest.mark.parametrize("buckets", [1, 3, 1 << 30], ids=lambda n: f"{n} buckets")
+def test_many_names_at_once_are_as_if_one_by_one(buckets):
+    rng = random.Random(0)
+    at_once, one_by_one = NameTable(SIZE, BlockId), NameTable(SIZE, BlockId)
+    for _ in range(200):
+        numbers = rng.sample(range(60), SIZE)
+        units = [BlockId(u) for u in rng.sample(range(SIZE), rng.randrange(1, SIZE))]
+        names = [name_of(rng.randrange(buckets), number) for number in numbers[: len(units)]]
+        at_once.add_each(names, units)
+        for name, unit in zip(names, units, strict=True):
+            one_by_one.add(name, unit)
+        assert [at_once.find(n) for n in names] == [one_by_one.find(n) for n in names] == units
+        gone = rng.sample(units, rng.randrange(1, len(units) + 1))
+        assert at_once.remove_all(gone) == [names[units.index(u)] for u in gone]
+        for unit in gone:
+            one_by_one.remove(unit)
+        assert [at_once.find(n) for n in names] == [one_by_one.find(n) for n in names]
+        assert len(at_once) == len(one_by_one) == len(units) - len(gone)
+        left = [u for u in units if u not in gone]
+        at_once.remove_all(left)
+        for unit in left:
+            one_by_one.remove(unit)
+    with pytest.raises(KeyError):
+        at_once.remove_all([BlockId(1)])
+
+
+def test_a_path_hangs_and_goes_as_if_block_by_block():
+    """Beside siblings of its first block."""
+    at_once, one_by_one = Links(SIZE, BlockId), Links(SIZE, BlockId)
+    path = [BlockId(u) for u in (7, 3, 9, 1)]
+    for links in (at_once, one_by_one):
+        links.attach(BlockId(20), BlockId(30))
+    at_once.attach_path(path, BlockId(30))
+    for unit, parent in zip(path, (BlockId(30), *path), strict=False):
+        one_by_one.attach(unit, parent)
+    for links in (at_once, one_by_one):
+        links.attach(BlockId(21), BlockId(30))
+        assert links.path(path[-1]) == [30, *path]
+        assert [links.only_parent(u) for u in path] == [None, *path[:-1]]
+    assert facts(at_once) == facts(one_by_one)
+    at_once.detach_path(path[::-1])
+    for unit in reversed(path):
+        one_by_one.detach(unit)
+    assert facts(at_once) == facts(one_by_one)
+    assert list(at_once.children(BlockId(30))) == [21, 20]
+
+
+def facts(links):
+    return links._parent, links._first, links._after, links._before
+
+
 def test_links_are_those_of_a_dict_of_children():
     rng = random.Random(1)
     links, parents = Links(SIZE, BlockId), {}
@@ -75,7 +126,7 @@ def test_links_are_those_of_a_dict_of_children():
 
 @given(st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(0, 5), st.integers(-3, 3)), max_size=200))
 def test_the_heap_gives_the_smallest_key_whatever_was_changed_or_removed(changes):
-    heap, model = UnitHeap(SIZE, BlockId), {}
+    heap, model = UnitHeap[BlockId](SIZE), {}
     for unit, priority, rank in changes:
         if unit in model and rank == 3:
             heap.remove(BlockId(unit))
@@ -92,3 +143,46 @@ def test_the_heap_gives_the_smallest_key_whatever_was_changed_or_removed(changes
         heap.remove(unit)
         del model[unit]
         heap.check_order()
+
+
+KEYS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=SIZE - 3)
+
+
+@given(KEYS)
+def test_a_top_that_can_be_replaced_without_moving_anybody_is_told(keys):
+    """And that it cannot is told only where others move."""
+    heap = UnitHeap[BlockId](SIZE)
+    for unit, (priority, rank) in enumerate(keys):
+        heap.put(BlockId(unit), (float(priority), rank))
+    tops = [BlockId(u) for u in range(SIZE - 3, SIZE)]
+    heap.put(tops[0], (-3.0, 0))
+    for top, after, priority in zip(tops, tops[1:], (-2.0, -1.0), strict=False):
+        before = heap.order[1:]
+        assert heap.second_key() == min(map(heap.key, before))
+        still = heap.remove(top)
+        heap.put(after, (priority, 0))
+        assert heap.order[0] == after
+        assert still == (heap.order[1:] == before)
+
+
+@given(KEYS, st.data())
+def test_a_key_that_falls_moves_its_unit_towards_the_top_alone(keys, data):
+    """What is not by the way of a top that can be replaced has no part in that."""
+    heap = UnitHeap[BlockId](SIZE)
+    for unit, (priority, rank) in enumerate(keys):
+        heap.put(BlockId(unit), (float(priority), rank))
+    tops = [BlockId(u) for u in range(SIZE - 3, SIZE)]
+    heap.put(tops[0], (-9.0, 0))
+    replaceable = heap.remove(tops[0])
+    heap.put(tops[1], (-8.0, 0))
+    place = data.draw(st.integers(1, len(heap) - 1))
+    unit = heap.order[place]
+    before = list(heap.order)
+    lower = heap.key(unit)[0] - data.draw(st.sampled_from([0.5, 1.5, 7.0])), heap.key(unit)[1]
+    stays, by_the_way = heap.lower(place, lower), heap.is_by_the_way(place)
+    heap.check_order()
+    assert heap.key(unit) == lower and stays == (heap.order == before)
+    if replaceable and stays and not by_the_way:
+        heap.remove(tops[1])
+        heap.put(tops[2], (-7.5, 0))
+        assert heap.order == [tops[2], *before[1:]]

@@ -49,6 +49,10 @@ def forget_who_carries_a_checkpoint(cache):
     saved.carriers.clear()
 
 
+def take_a_carrier_for_bare(cache):
+    cache._tree._laden[block_at(cache, 8)] = False
+
+
 def list_a_boundary_without_states(cache):
     cache._tree.tails.states[b"x" * 16] = {}
 
@@ -85,8 +89,8 @@ def publish_a_running_slot(cache):
 
 FAULTS = [
     leak_a_reference, lose_a_free_unit, miscount, miscount_pins, leave_a_hole, label_with_another_hash, forget_a_name,
-    forget_a_checkpoint, forget_who_carries_a_checkpoint, list_a_boundary_without_states, lose_a_child,
-    miscount_evictable, miscount_what_blocks, forget_to_queue_a_leaf, forget_to_queue_a_slot, run_ahead_of_the_kv,
+    forget_a_checkpoint, forget_who_carries_a_checkpoint, take_a_carrier_for_bare, list_a_boundary_without_states,
+    lose_a_child, miscount_evictable, miscount_what_blocks, forget_to_queue_a_leaf, forget_to_queue_a_slot, run_ahead_of_the_kv,
     publish_a_running_slot,
 ]  # fmt: skip
 

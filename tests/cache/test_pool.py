@@ -124,6 +124,24 @@ def test_fenced_memory_is_for_the_stream_alone(pool, steps):
     assert pool.available(off_stream=True) == 2
 
 
+def test_what_is_discarded_is_free_and_the_lowest_is_found_again(pool):
+    told = []
+    units = pool.take(4)
+    pool.publish_held(units)
+    assert pool.counts() == PoolCounts(4, 0, 0, 4, 0, 0)
+    for u in units[1:]:
+        pool.unref(u, 1)
+    pool.listener = lambda u, reclaimable: told.append(u)
+    pool.discard([units[3], units[1]])
+    assert (pool.counts(), pool.reclaimable_count, told) == (PoolCounts(4, 2, 1, 1, 0, 0), 1, [])
+    assert [pool.expected_state(u) for u in units] == list(pool.state)
+    assert pool.take(2) == [1, 3]
+    with pytest.raises(AssertionError):
+        pool.discard([units[0]])  # held
+    with pytest.raises(AssertionError):
+        pool.publish_held([units[0]])  # once more
+
+
 @pytest.mark.parametrize("unit", [0, 99, -1], ids=["free", "too high", "negative"])
 def test_io_on_memory_that_nobody_has_is_refused(pool, unit):
     with pytest.raises(ValueError, match="blocks"):

@@ -34,7 +34,7 @@ class Bed:
         """Publishes all full blocks of a chain (and the rest as a partial one), unreferenced. Returns the path."""
         for index in range(self.tree.reach(c), len(c) // BT):
             (block,) = self.blocks.take(1)
-            self.tree.store_block(c, index, block)
+            self.tree.store_blocks(c, index, [block])
             self.blocks.unref(block, 1)
         rest = len(c) % BT
         found = self.tree.walk(c)

@@ -3,7 +3,8 @@
 Hints for the router's view. Nothing in the cache reads them back.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from twinflow.contracts.events import CacheEvent, EventKind
 
@@ -18,6 +19,13 @@ class EventLog:
     def emit(self, kind: EventKind, prefix_hash: bytes, position: int) -> None:
         self.sequence += 1
         self._pending.append(CacheEvent(self.sequence, kind, prefix_hash, position))
+
+    def emit_each(self, kind: EventKind, prefix_hashes: Iterable[bytes], positions: Iterable[int]) -> None:
+        """One event for each pair."""
+        numbers = itertools.count(self.sequence + 1)
+        new = list(map(CacheEvent, numbers, itertools.repeat(kind), prefix_hashes, positions))
+        self.sequence += len(new)
+        self._pending += new
 
     def drain(self) -> Sequence[CacheEvent]:
         """Events since the last call, in order."""

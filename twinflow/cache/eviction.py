@@ -5,77 +5,18 @@ Blocks go deepest first, so that a reach never has holes. Of checkpoints that ar
 shallowest goes in its stead.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence
 
 from twinflow.cache.base import BlockId, Holding, SlotId
-from twinflow.cache.heap import Key, UnitHeap
+from twinflow.cache.heap import Key
 from twinflow.cache.pool import Pool
+from twinflow.cache.queue import Queue
 from twinflow.cache.tree import Found, PrefixTree
 from twinflow.cache.worth import Policy
 
-U = TypeVar("U", bound=int)
-
-
-class Queue(Generic[U]):
-    """Candidates by (priority, rank). Entries may be stale: they are checked when they come to the top, never searched for.
-    A priority that has fallen counts once the unit is offered again, or when the sweep comes by."""
-
-    def __init__(self, pool: Pool[U], key: Callable[[U], Key], ready: Callable[[U], bool]) -> None:
-        self._heap = UnitHeap(pool.size, pool.unit)
-        self._key = key
-        self._ready = ready
-        self._cursor = 0
-
-    def __contains__(self, u: U) -> bool:
-        return u in self._heap
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def check_order(self) -> None:
-        """Raises AssertionError if the heap is none."""
-        self._heap.check_order()
-
-    def offer(self, u: U) -> None:
-        """`u` may be evicted from now on, as far as is known, and its priority is this."""
-        self._heap.put(u, self._key(u))
-
-    def peek(self) -> tuple[float, U] | None:
-        """(priority, unit) of the next one to go, or None."""
-        self._sweep()
-        while self._heap:
-            u = self._heap.at(0)
-            if not self._ready(u):
-                self._heap.remove(u)
-                continue
-            now = self._key(u)
-            if now != self._heap.key(u):
-                self._heap.put(u, now)
-            if self._heap.at(0) == u:
-                return now[0], u
-        return None
-
-    def pop(self) -> U | None:
-        """The next one to go, or None."""
-        found = self.peek()
-        if found is None:
-            return None
-        self._heap.remove(found[1])
-        return found[1]
-
-    def _sweep(self) -> None:
-        """Looks again at one entry each time: what a class of entries is worth can change while none of them is touched."""
-        if not self._heap:
-            return
-        self._cursor = (self._cursor + 1) % len(self._heap)
-        u = self._heap.at(self._cursor)
-        if self._ready(u) and (now := self._key(u)) < self._heap.key(u):
-            self._heap.put(u, now)
-
 
 class Evictor:
-    """Drops entries of the tree, one at a time; listens to both pools to know what may go."""
+    """Drops entries of the tree; listens to both pools to know what may go."""
 
     def __init__(self, tree: PrefixTree, blocks: Pool[BlockId], slots: Pool[SlotId], policy: Policy) -> None:
         self._tree = tree
@@ -88,11 +29,45 @@ class Evictor:
         slots.listener = self._slot_changed
         tree.dropped = self._state_dropped
 
-    def evict_block(self) -> bool:
+    def evict_blocks(self, most: int, limit: float | None = None) -> int:
+        """Drops the next block to go and, up to `most` in all, those above it that are the next ones in turn. Returns how many
+        that were; 0 = none can go. To ask for one at a time comes to the same and takes longer.
+
+        `limit`: each but the first was to be weighed against the slots, of which the next one has this priority (`Room`); it
+        ends with the first that is worth more."""
         block = self.block_queue.pop()
-        if block is not None:
-            self._drop(block)
-        return block is not None
+        if block is None:
+            return 0
+        path, orphans = [block], self._tree.carried(block)
+        if not orphans:
+            sweeps = 1 if limit is None else 2  # to be weighed takes another look at who is next
+            path += self.block_queue.pass_through(self._next_above(block, most - 1, limit), sweeps)
+        above = self._tree.links.parent(path[-1])
+        self._tree.drop_path(path)
+        self._dropped(orphans, above)
+        return len(path)
+
+    def _next_above(self, block: BlockId, most: int, limit: float | None) -> Iterator[tuple[BlockId, Key]]:
+        """What may go when the ones below have gone, with the key that it has then: nothing else hangs below, and it carries no
+        checkpoint. Whoever asks for another one has popped the one before."""
+        tree, queue, used, bare = self._tree, self.block_queue, self._blocks.used, self._policy.bare
+        only_parent, carried, reclaimable, end = (
+            tree.links.only_parent,
+            tree.carried,
+            self._blocks.reclaimable,
+            tree.position,
+        )
+        slots = self.slot_queue if limit is not None and not self._slots.free else None
+        for _ in range(most):
+            above = only_parent(block)
+            if above is None or not reclaimable[above] or carried(above) or above in queue:
+                return
+            block, priority = above, used[above] + bare
+            if limit is not None and (priority > limit or not (slots is None or slots.settled())):
+                return
+            yield block, (priority, -end(block))
+            if slots is not None:
+                slots.skip()
 
     def evict_slot(self) -> bool:
         slot = self.slot_queue.pop()
@@ -150,13 +125,17 @@ class Evictor:
         return found
 
     def _drop(self, block: BlockId) -> None:
-        orphans, parent = self._tree.carried(block), self._tree.links.parent(block)
+        orphans, above = self._tree.carried(block), self._tree.links.parent(block)
         self._tree.drop_block(block)
+        self._dropped(orphans, above)
+
+    def _dropped(self, orphans: Sequence[SlotId], above: BlockId | None) -> None:
+        """Checkpoints that had their KV there are worth nothing now; the block above may have become a leaf."""
         for slot in orphans:
             if self._slots.reclaimable[slot]:
                 self.slot_queue.offer(slot)
-        if parent is not None:
-            self._offer_block(parent)
+        if above is not None:
+            self._offer_block(above)
 
     def _state_dropped(self, slot: SlotId, carriers: Sequence[BlockId]) -> None:
         """The blocks that carried it are worth less now."""

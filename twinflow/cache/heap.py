@@ -1,7 +1,7 @@
-"""A priority queue over the units of a pool in flat arrays: every unit at most once, 20 bytes each."""
+"""A priority queue over the units of a pool in flat arrays: every unit at most once, 16 bytes each; 8 more for each in it."""
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 U = TypeVar("U", bound=int)
@@ -12,26 +12,25 @@ Key = tuple[float, int]  # priority, rank among those of the same priority
 class UnitHeap(Generic[U]):
     """Smallest key first. A binary heap with the place of each unit, so that a key can be changed where it is."""
 
-    def __init__(self, size: int, unit: Callable[[int], U]) -> None:
+    def __init__(self, size: int) -> None:
         self._priority = array("d", bytes(8 * size))
         self._rank = array("i", bytes(4 * size))
-        self._place = array("I", bytes(4 * size))  # in `_order`, plus one; 0 = not in the heap
-        self._order = array("I")
-        self._unit = unit
+        self._place = array("I", bytes(4 * size))  # in `order`, plus one; 0 = not in the heap
+        self.order: list[U] = []  # the heap; read-only to others
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self.order)
 
     def __contains__(self, u: U) -> bool:
         return self._place[u] != 0
 
     def __iter__(self) -> Iterator[U]:
         """In no order that means anything."""
-        return map(self._unit, self._order)
+        return iter(self.order)
 
     def at(self, place: int) -> U:
         """The unit at `place` of the heap, 0 being the first one to go."""
-        return self._unit(self._order[place])
+        return self.order[place]
 
     def key(self, u: U) -> Key:
         return self._priority[u], self._rank[u]
@@ -41,15 +40,38 @@ class UnitHeap(Generic[U]):
         self._priority[u], self._rank[u] = key
         place = self._place[u] - 1
         if place < 0:
-            place = len(self._order)
-            self._order.append(u)
-        self._down(self._up(place, u), u)
+            self.order.append(u)
+            self._up(len(self.order) - 1, u)
+        else:
+            self._down(self._up(place, u), u)
 
-    def remove(self, u: U) -> None:
-        place, last = self._place[u] - 1, self._order.pop()
+    def remove(self, u: U) -> bool:
+        """True if it came first, and another one that does, put in now, takes its place and moves nobody: what fell into the
+        gap goes back to where it was."""
+        place, last = self._place[u] - 1, self.order.pop()
         self._place[u] = 0
-        if last != u:
-            self._down(self._up(place, last), last)
+        if last == u:
+            return not self.order
+        return self._down(self._up(place, last), last) == (len(self.order) - 1) >> 1 and not place
+
+    def lower(self, place: int, key: Key) -> bool:
+        """The unit at `place` gets a smaller key. True if it stays there."""
+        u = self.order[place]
+        self._priority[u], self._rank[u] = key
+        return self._up(place, u) == place
+
+    def second_key(self) -> Key | None:
+        """Of the unit that would be first without the first one."""
+        keys = [(self._priority[u], self._rank[u]) for u in self.order[1:3]]
+        return min(keys, default=None)
+
+    def is_by_the_way(self, place: int) -> bool:
+        """Whether it is on the way from the last place to the top, or next to it. Where the top can be replaced without moving
+        anybody (`remove`), nobody else has a part in that."""
+        above, last = (place - 1) >> 1, len(self.order) - 1
+        while last > above:
+            last = (last - 1) >> 1
+        return last == above
 
     def check_order(self) -> None:
         """Raises AssertionError naming the first place that is wrong."""
@@ -60,14 +82,14 @@ class UnitHeap(Generic[U]):
             )
         assert len(self) == sum(p > 0 for p in self._place), "units out of the heap have a place in it"
 
-    def _up(self, place: int, u: int) -> int:
+    def _up(self, place: int, u: U) -> int:
         """Moves `u` from `place` towards the top as far as it belongs; returns where it is now."""
-        order, places, priority, rank = self._order, self._place, self._priority, self._rank
-        key = priority[u], rank[u]
+        order, places, priority = self.order, self._place, self._priority
+        mine = priority[u]
         while place:
             above = (place - 1) >> 1
             other = order[above]
-            if (priority[other], rank[other]) <= key:
+            if (theirs := priority[other]) <= mine and (theirs < mine or self._rank[other] <= self._rank[u]):
                 break
             order[place] = other
             places[other] = place + 1
@@ -76,21 +98,22 @@ class UnitHeap(Generic[U]):
         places[u] = place + 1
         return place
 
-    def _down(self, place: int, u: int) -> None:
-        order, places, priority, rank = self._order, self._place, self._priority, self._rank
-        key, size = (priority[u], rank[u]), len(order)
-        while (below := 2 * place + 1) < size:
+    def _down(self, place: int, u: U) -> int:
+        """The same towards the bottom."""
+        order, places, priority, rank = self.order, self._place, self._priority, self._rank
+        mine, last = priority[u], len(order) - 1
+        while (below := 2 * place + 1) <= last:
             other = order[below]
-            found = priority[other], rank[other]
-            if below + 1 < size:
+            found = priority[other]
+            if below < last:
                 right = order[below + 1]
-                if (priority[right], rank[right]) < found:
-                    below, other = below + 1, right
-                    found = priority[other], rank[other]
-            if key <= found:
+                if (theirs := priority[right]) <= found and (theirs < found or rank[right] < rank[other]):
+                    below, other, found = below + 1, right, theirs
+            if mine <= found and (mine < found or rank[u] <= rank[other]):
                 break
             order[place] = other
             places[other] = place + 1
             place = below
         order[place] = u
         places[u] = place + 1
+        return place

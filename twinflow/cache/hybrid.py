@@ -8,7 +8,7 @@ gave out, and that has passed the fence of every copy queued before. A loop that
 one empty step (`begin_step`, event, `end_step`), so that this memory is not withheld from `complete` until the next request.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from twinflow.cache.ahead import Ahead
 from twinflow.cache.arena import ArenaGeometry
@@ -262,7 +262,10 @@ class HybridCache:
             self._slots.end_step()
 
     def flush(self, group: str | None = None) -> int:
-        evict = {self._blocks.name: self._evictor.evict_block, self._slots.name: self._evictor.evict_slot}
+        evict: dict[str, Callable[[], int]] = {
+            self._blocks.name: lambda: self._evictor.evict_blocks(self._blocks.total),
+            self._slots.name: self._evictor.evict_slot,
+        }
         if group is not None and group not in evict:
             raise BadRequest(f"unknown cache group {group!r} (known: {', '.join(evict)})", param="group")
         before = self._blocks.free + self._slots.free

@@ -112,6 +112,9 @@ def _check_tails(tree: PrefixTree, published: set[BlockId]) -> None:
         )
         assert saved.tail or not saved.carriers, f"{what} lies at a boundary and has carriers"
         assert len(set(saved.carriers)) == len(saved.carriers), f"{what}: carried twice by a block"
+        before = tree.names.find(saved.boundary)
+        for block in saved.carriers if before is None else (*saved.carriers, before):
+            assert slot in tree.carried(block), f"{what}: {block} is taken for bare"
         for block in saved.carriers:
             assert block in published and slot in tails.carried(block), f"{what}: {block} does not carry it"
             assert _boundary(tree, block) in (saved.boundary, None), f"{what}: {block} lies behind another boundary"

@@ -1,7 +1,7 @@
 """Who hangs below whom among the units of a pool: a forest in flat arrays, 16 bytes per unit."""
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar, cast
 
 U = TypeVar("U", bound=int)
@@ -20,6 +20,11 @@ class Links(Generic[U]):
     def parent(self, u: U) -> U | None:
         at = self._parent[u]
         return self._unit(at - 1) if at else None
+
+    def only_parent(self, u: U) -> U | None:
+        """The parent, if nothing else hangs below it."""
+        at = self._parent[u]
+        return self._unit(at - 1) if at and not (self._after[u] or self._before[u]) else None
 
     def has_children(self, u: U) -> bool:
         return self._first[u] != 0
@@ -48,6 +53,15 @@ class Links(Generic[U]):
             self._before[first - 1] = u + 1
         self._first[parent] = u + 1
 
+    def attach_path(self, path: Sequence[U], parent: U | None) -> None:
+        """The first below `parent`, or at the top, each of the others below the one before it."""
+        parents, first, above = self._parent, self._first, path[0]
+        self.attach(above, parent)
+        for u in path[1:]:
+            parents[u] = above + 1
+            first[above] = u + 1
+            above = u
+
     def detach(self, u: U) -> None:
         """The caller knows that nothing hangs below it."""
         before, after, parent = self._before[u], self._after[u], self._parent[u]
@@ -58,6 +72,15 @@ class Links(Generic[U]):
         if after:
             self._before[after - 1] = before
         self._before[u] = self._after[u] = self._parent[u] = 0
+
+    def detach_path(self, path: Sequence[U]) -> None:
+        """Each is the only one below the next; the caller knows that nothing hangs below the first."""
+        parents, first = self._parent, self._first
+        for u in path[:-1]:
+            parents[u] = 0
+        for u in path[1:]:
+            first[u] = 0
+        self.detach(path[-1])
 
     def replace(self, source: U, target: U) -> None:
         """`target`, which hangs nowhere, takes the place of `source`, with all that hangs below it."""

@@ -4,8 +4,9 @@ Names are chain hashes (`contracts/hashing.py`): 16 bytes that stand for all tok
 hang from. Their first bytes are as good as random, so they are the hash.
 """
 
+import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from twinflow.contracts.hashing import HASH_BYTES
@@ -22,6 +23,7 @@ class NameTable(Generic[U]):
         self._heads = array("I", bytes(4 * buckets))
         self._next = array("I", bytes(4 * size))
         self._names = bytearray(HASH_BYTES * size)
+        self._words = memoryview(self._names).cast("Q")  # two of each name, the first of which is its hash
         self._unit = unit
         self._count = 0
 
@@ -29,7 +31,7 @@ class NameTable(Generic[U]):
         return self._count
 
     def find(self, name: bytes) -> U | None:
-        at = self._heads[int.from_bytes(name[:8], "little") & self._mask]
+        at = self._heads[int.from_bytes(name[:8], sys.byteorder) & self._mask]
         while at:
             end = HASH_BYTES * at
             if self._names[end - HASH_BYTES : end] == name:
@@ -43,22 +45,37 @@ class NameTable(Generic[U]):
 
     def add(self, name: bytes, unit: U) -> None:
         """The caller knows that neither is in the table."""
-        bucket = int.from_bytes(name[:8], "little") & self._mask
-        self._names[HASH_BYTES * unit : HASH_BYTES * (unit + 1)] = name
-        self._next[unit] = self._heads[bucket]
-        self._heads[bucket] = unit + 1
-        self._count += 1
+        self.add_each((name,), (unit,))
+
+    def add_each(self, names: Sequence[bytes], units: Sequence[U]) -> None:
+        """One name for each unit; the caller knows that none of them is in the table."""
+        heads, after, words, mask = self._heads, self._next, self._words, self._mask
+        for name, unit in zip(names, units, strict=True):
+            self._names[HASH_BYTES * unit : HASH_BYTES * unit + HASH_BYTES] = name
+            bucket = words[2 * unit] & mask
+            after[unit] = heads[bucket]
+            heads[bucket] = unit + 1
+        self._count += len(units)
 
     def remove(self, unit: U) -> None:
         """Raises KeyError for a unit that is not in the table."""
-        bucket = int.from_bytes(self._names[HASH_BYTES * unit : HASH_BYTES * unit + 8], "little") & self._mask
-        at = self._heads[bucket]
-        if at == unit + 1:
-            self._heads[bucket] = self._next[unit]
-        else:
-            while at and self._next[at - 1] != unit + 1:
-                at = self._next[at - 1]
-            if not at:
-                raise KeyError(unit)
-            self._next[at - 1] = self._next[unit]
-        self._count -= 1
+        self.remove_all((unit,))
+
+    def remove_all(self, units: Sequence[U]) -> list[bytes]:
+        """Returns their names. Raises KeyError for a unit that is not in the table."""
+        heads, after, words, mask = self._heads, self._next, self._words, self._mask
+        names, step = self._names, HASH_BYTES
+        removed = [bytes(names[step * unit : step * unit + step]) for unit in units]
+        for unit in units:
+            bucket = words[2 * unit] & mask
+            at = heads[bucket]
+            if at == unit + 1:
+                heads[bucket] = after[unit]
+            else:
+                while at and after[at - 1] != unit + 1:
+                    at = after[at - 1]
+                if not at:
+                    raise KeyError(unit)
+                after[at - 1] = after[unit]
+        self._count -= len(removed)
+        return removed

@@ -9,7 +9,7 @@ The pool knows neither tokens nor the tree: a listener is told when a unit becom
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Generic, TypeVar
 
@@ -111,7 +111,9 @@ class Pool(Generic[U]):
         self.lowest = at if skipped is None else skipped
         for u in taken:
             self.refs[u] = 1
-            self._settle(u)
+            self.state[u] = HELD
+        self._count[FREE] -= count
+        self._count[HELD] += count
         return taken
 
     def ref(self, u: U, tick: int) -> None:
@@ -134,15 +136,33 @@ class Pool(Generic[U]):
         self.published[u] = True
         self._settle(u)
 
+    def publish_held(self, units: Sequence[U]) -> None:
+        """`publish` of units that are held: they stay it."""
+        for u in units:
+            assert self.refs[u] and not self.published[u]
+            self.published[u] = True
+
     def unpublish(self, u: U) -> None:
         self.published[u] = False
         self._settle(u)
+
+    def discard(self, units: Sequence[U]) -> None:
+        """`unpublish` of reclaimable units: they are free now. The listener is not told, it has no say in them any more."""
+        for u in units:
+            assert self.reclaimable[u]
+            self.published[u] = self.reclaimable[u] = False
+            self.state[u] = FREE
+        self._count[CACHED] -= len(units)
+        self._count[FREE] += len(units)
+        self.reclaimable_count -= len(units)
+        self.lowest = min(self.lowest, int(min(units)))
 
     def pin(self, u: U) -> None:
         if not 0 <= u < self.total or self.is_free(u):
             raise ValueError(f"{self.name} {u} is not in use and cannot be the source or destination of I/O")
         self.pins[u] = self.pins.get(u, 0) + 1
-        self._settle(u)
+        if not self.refs[u]:  # else it is held, as before
+            self._settle(u)
 
     def unpin(self, u: U) -> None:
         if u not in self.pins:
@@ -150,7 +170,8 @@ class Pool(Generic[U]):
         self.pins[u] -= 1
         if not self.pins[u]:
             del self.pins[u]
-        self._settle(u)
+        if not self.refs[u]:
+            self._settle(u)
 
     def fence(self, u: U) -> None:
         """A copy was queued on the compute stream that reads or writes `u`; it is done when the next step is done."""

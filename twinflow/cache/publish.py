@@ -5,6 +5,7 @@ still being written.
 """
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from twinflow.cache.base import BlockId, Holding, SlotId
 from twinflow.cache.pool import Pool
@@ -28,11 +29,13 @@ class Publisher:
     def publish(self, holding: Holding, blocks: int) -> None:
         """Publishes the first `blocks` full blocks, as far as they are not pinned. Where the tree has one already, the
         holding's own stays private, until the tree has lost its own."""
-        done = self._tree.reach(holding.chain, blocks)
-        while done < blocks and holding.blocks[done] not in self._blocks.pins:
-            self._tree.store_block(holding.chain, done, holding.blocks[done])
-            done += 1
-        holding.published_blocks = done
+        had, pins = self._tree.reach(holding.chain, blocks), self._blocks.pins
+        new = holding.blocks[had:blocks]
+        if pins:
+            new = list(takewhile(lambda block: block not in pins, new))
+        if new:
+            self._tree.store_blocks(holding.chain, had, new)
+        holding.published_blocks = had + len(new)
 
     def donate(self, holding: Holding, tick: int) -> SlotId | None:
         """The slot becomes the checkpoint at the cursor, the tail block a partial block. What the tree already has stays;

@@ -91,9 +91,11 @@ class Room:
     def take_blocks(self, count: int, tick: int, *, off_stream: bool = False) -> list[BlockId]:
         """`count` blocks, evicting as needed; the caller has asked `fit`, moved, and taken its slot: what is next to the
         boundary now may be in use a moment later. Slots are given up for them where that loses less."""
-        while self._blocks.available(off_stream=off_stream) < count:
-            moved = self._slot_should_go(off_stream) and self._fewer_slots(off_stream)
-            if not moved and not self._evictor.evict_block():
+        while (short := count - self._blocks.available(off_stream=off_stream)) > 0:
+            slot_first, limit = self._slot_should_go(off_stream)
+            if slot_first and self._fewer_slots(off_stream):
+                continue
+            if not self._evictor.evict_blocks(short, limit):
                 break
         self._policy.took(count, tick)
         return self._blocks.take(count, off_stream=off_stream)
@@ -155,8 +157,8 @@ class Room:
                 if self._blocks.published[block]:  # not gone yet with one above it
                     self._evictor.evict_with_descendants(block)
         else:
-            while self._blocks.free < len(lost):
-                if not self._evictor.evict_block():
+            while (short := len(lost) - self._blocks.free) > 0:
+                if not self._evictor.evict_blocks(short):
                     return False
             for block in lost:
                 if self._must_move(self._blocks, block):
@@ -167,11 +169,14 @@ class Room:
 
     # -- whose loss is smaller
 
-    def _slot_should_go(self, off_stream: bool) -> bool:
+    def _slot_should_go(self, off_stream: bool) -> tuple[bool, float | None]:
+        """And up to which priority blocks go instead (`Evictor.evict_blocks`). A slot that should but cannot go cannot while
+        nothing but blocks goes."""
         if off_stream:
-            return self._slots.is_free(self._slots.unit(self._slots.total - 1))
+            return self._slots.is_free(self._slots.unit(self._slots.total - 1)), None
         slot, block = self._lowest_slot(), self._evictor.block_queue.peek()
-        return slot is not None and (block is None or slot < block[0])
+        should = slot is not None and (block is None or slot < block[0])
+        return should, math.inf if slot is None or should else slot
 
     def _blocks_should_go(self, off_stream: bool) -> bool:
         if off_stream:

@@ -12,7 +12,7 @@ choose what goes.
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from twinflow.cache.base import BlockId, SlotId
@@ -46,6 +46,7 @@ class PrefixTree:
         self.dropped: Callable[[SlotId, list[BlockId]], None] | None = None  # told who goes, and its carriers
         self.evictable_blocks = 0  # blocks that can go, counting those whose descendants would have to go first
         self._end = array("I", bytes(4 * blocks.size))  # position in tokens behind the block's last one
+        self._laden = bytearray(blocks.size)  # 0: the block carries no checkpoint
         self._blocks = blocks
         self._slots = slots
         self._log = log
@@ -103,25 +104,30 @@ class PrefixTree:
 
     # -- blocks
 
-    def store_block(self, chain: TokenChain, index: int, block: BlockId) -> None:
-        """Publishes a held block as the chain's full block `index`, behind a published one."""
-        boundary, name = chain.parent(index), chain.block_hashes[index]
-        self._add(chain, index, block)
-        self.names.add(name, block)
-        self._end[block] = (index + 1) * self.block_tokens
-        if boundary in self.tails.states:
-            tokens = chain.packed(index * self.block_tokens, (index + 1) * self.block_tokens)
-            self.tails.add_block(block, boundary, tokens)
-        self._blocks.publish(block)
-        self._log.emit(EventKind.BLOCK_STORED, name, self._end[block])
+    def store_blocks(self, chain: TokenChain, first: int, blocks: Sequence[BlockId]) -> None:
+        """Publishes held blocks as the chain's full blocks from `first` on, behind a published one."""
+        states, names = self.tails.states, chain.block_hashes[first : first + len(blocks)]
+        ends = range((first + 1) * self.block_tokens, (first + len(blocks) + 1) * self.block_tokens, self.block_tokens)
+        self._add(chain, first, blocks)
+        self.names.add_each(names, blocks)
+        for block, name, end in zip(blocks, names, ends, strict=True):
+            self._end[block], self._laden[block] = end, name in states
+        for index, boundary in enumerate((chain.parent(first), *names[:-1])):
+            if boundary in states:
+                end = ends[index]
+                self.tails.add_block(blocks[index], boundary, chain.packed(end - self.block_tokens, end))
+                self._laden[blocks[index]] |= bool(self.tails.carried(blocks[index]))
+        self._blocks.publish_held(blocks)
+        self._log.emit_each(EventKind.BLOCK_STORED, names, ends)
 
     def store_tail(self, chain: TokenChain, end_tokens: int, block: BlockId) -> None:
         """Publishes a held block of which the chain's tokens up to `end_tokens`, inside the block, are valid."""
         index = end_tokens // self.block_tokens
-        self._add(chain, index, block)
+        self._add(chain, index, (block,))
         self._end[block] = end_tokens
         tokens = chain.packed(index * self.block_tokens, end_tokens)
         self.tails.add_partial(block, Partial(chain.parent(index), tokens))
+        self._laden[block] = True
         self._blocks.publish(block)
 
     def drop_block(self, block: BlockId) -> None:
@@ -140,6 +146,18 @@ class PrefixTree:
         if not partial:
             self._log.emit(EventKind.BLOCK_REMOVED, self.names.name(block), self._end[block])
 
+    def drop_path(self, path: Sequence[BlockId]) -> None:
+        """Unpublishes reclaimable blocks, which become free: deepest first, each the only one below the next. None but the
+        first carries a checkpoint."""
+        assert not self.links.has_children(path[0])
+        full = path[1:] if self.is_partial(path[0]) else path
+        self.evictable_blocks -= len(path)
+        self.links.detach_path(path)
+        self.tails.remove_block(path[0])
+        names = self.names.remove_all(full)
+        self._blocks.discard(path)
+        self._log.emit_each(EventKind.BLOCK_REMOVED, names, [self._end[block] for block in full])
+
     def rehome_block(self, source: BlockId, target: BlockId) -> None:
         """The same KV is in another block from now on. Both are referenced meanwhile."""
         if not self.is_partial(source):
@@ -147,7 +165,7 @@ class PrefixTree:
             self.names.add(self.names.name(source), target)
         self.links.replace(source, target)
         self.tails.rehome_block(source, target)
-        self._end[target] = self._end[source]
+        self._end[target], self._laden[target] = self._end[source], self._laden[source]
         self.blocked[target], self.blocked[source] = self.blocked[source], 0
         self._blocks.publish(target)
         self._blocks.unpublish(source)
@@ -161,6 +179,9 @@ class PrefixTree:
         assert position > 0 and slot not in self.tails.saved and saved.tail not in self.tails.behind(saved.boundary)
         inside = saved.tail and index < len(chain.block_hashes)
         self.tails.add_state(saved, slot, self.names.find(chain.block_hashes[index]) if inside else None)
+        before = self.names.find(saved.boundary)
+        for block in saved.carriers if before is None else (*saved.carriers, before):
+            self._laden[block] = True
         self._slots.publish(slot)
         self._log.emit(EventKind.CHECKPOINT_STORED, saved.name, position)
 
@@ -181,8 +202,11 @@ class PrefixTree:
 
     def carried(self, block: BlockId) -> list[SlotId]:
         """Checkpoints whose last tokens have their KV in this block, and those behind its end before another one."""
-        behind = () if self.is_partial(block) else self.tails.behind(self.names.name(block)).values()
-        return [*behind, *self.tails.carried(block)]
+        if not self._laden[block]:
+            return []
+        tails = self.tails
+        behind = None if block in tails.partial else tails.states.get(self.names.name(block))
+        return [*behind.values(), *tails.carried(block)] if behind else [*tails.carried(block)]
 
     def carries(self, slot: SlotId) -> bool:
         """Whether attention reaches the checkpoint in this slot."""
@@ -213,13 +237,15 @@ class PrefixTree:
             self.evictable_blocks -= 1
             self._block(self.links.parent(block))
 
-    def _add(self, chain: TokenChain, index: int, block: BlockId) -> None:
-        """Hangs a held block below the chain's block before `index`."""
+    def _add(self, chain: TokenChain, index: int, blocks: Sequence[BlockId]) -> None:
+        """Hangs held blocks, one below the other, below the chain's block before `index`."""
         parent = self.names.find(chain.parent(index)) if index else None
-        assert not self._blocks.published[block] and (parent is not None or not index)
-        self.links.attach(block, parent)
-        self.blocked[block] = 0
-        self._block(parent)  # held by its publisher
+        assert parent is not None or not index
+        self.links.attach_path(blocks, parent)
+        for block in blocks:
+            self.blocked[block] = 1  # by the next one, which is held by its publisher
+        self.blocked[blocks[-1]] = 0
+        self._block(parent)
 
     def _block(self, block: BlockId | None) -> None:
         while block is not None:

@@ -45,6 +45,11 @@ class Policy(Protocol):
         """Priority of a published block that nothing with a block hangs below."""
         ...
 
+    @property
+    def bare(self) -> float:
+        """Priority of a block that carries no checkpoint, less the tick of its last use."""
+        ...
+
     def slot(self, slot: SlotId) -> float:
         """Priority of a checkpoint."""
         ...
@@ -92,6 +97,10 @@ class Recency:
     def block(self, block: BlockId) -> float:
         return self._blocks.used[block]
 
+    @property
+    def bare(self) -> float:
+        return 0.0
+
     def slot(self, slot: SlotId) -> float:
         return self._slots.used[slot]
 
@@ -135,10 +144,15 @@ class Worth:
         self.horizon = float(max(1, blocks.total))
 
     def block(self, block: BlockId) -> float:
-        best = self._blocks.used[block] + self.horizon * self._log_of_bare
+        best = self._blocks.used[block] + self.horizon * self._chances.log_of_bare
         for slot in self._tree.carried(block):
-            best = max(best, self._slot(slot))
+            if (carried := self._slot(slot)) > best:
+                best = carried
         return best
+
+    @property
+    def bare(self) -> float:
+        return self.horizon * self._chances.log_of_bare
 
     def slot(self, slot: SlotId) -> float:
         return self._slot(slot) if self._tree.carries(slot) else -math.inf
@@ -195,15 +209,12 @@ class Worth:
             self.horizon = max(1.0, HORIZONS * (tick - self._since) * self._blocks.total / self._taken)
             self._taken, self._since = 0, tick
 
-    @property
-    def _log_of_bare(self) -> float:
-        return self._chances.log_of_new + LOG_BARE
-
     def _slot(self, slot: SlotId) -> float:
         return self._slots.used[slot] + self.horizon * self._log_worth(self._class[slot], self._log_share[slot])
 
     def _log_worth(self, which: Class, log_share: float) -> float:
-        return max(self._chances.log_of(which) + log_share, self._log_of_bare)
+        worth, bare = self._chances.log_of(which) + log_share, self._chances.log_of_bare
+        return worth if worth > bare else bare
 
     def _gains(self, slot: SlotId, tokens: int) -> None:
         self._gain[slot] = tokens
@@ -230,6 +241,7 @@ class Chances:
         self._known: dict[Class, float] = {}
         self._new = (0.0, 0.0)  # hits and tries of all that are new
         self.log_of_new = math.log(0.5)
+        self.log_of_bare = self.log_of_new + LOG_BARE  # of the worth of a block without a checkpoint
 
     def log_of(self, which: Class) -> float:
         known = self._known.get(which)
@@ -257,6 +269,7 @@ class Chances:
         if which[1] == 0:
             self._new = _faded(*self._new, hit)
             self.log_of_new = math.log((self._new[0] + 1.0) / (self._new[1] + 2.0))
+            self.log_of_bare = self.log_of_new + LOG_BARE
 
 
 def _faded(hits: float, tries: float, hit: float) -> tuple[float, float]:
