@@ -109,24 +109,21 @@ class KeyTable:
         at[at >= self._buckets] -= self._level
         return at
 
-    def _rows(self, keys: U64) -> I64:
-        """(n, 2, WAYS): all rows where each key may be."""
-        rows = np.empty((len(keys), 2, WAYS), np.int64)
-        for side, hashes in enumerate((keys & _LOW, keys >> _HALF)):
-            np.add((self._addresses(hashes) * WAYS)[:, None], _WAYS, out=rows[:, side])
-        return rows
+    def _both(self, keys: U64) -> I64:
+        """(n, 2): the buckets where each key may be."""
+        buckets = np.empty((len(keys), 2), np.int64)
+        buckets[:, 0], buckets[:, 1] = self._addresses(keys & _LOW), self._addresses(keys >> _HALF)
+        return buckets
 
     def _find(self, keys: U64) -> I64:
         """Row of each key, -1 where there is none."""
-        rows = self._rows(keys).reshape(len(keys), 2 * WAYS)
-        same, each = self._keys[rows] == keys[:, None], np.arange(len(keys))
-        at = same.argmax(axis=1)
-        found = np.where(same[each, at], rows[each, at], -1)
+        buckets = self._both(keys)
+        same = self._keys.reshape(-1, WAYS)[buckets] == keys[:, None, None]
+        found = _first(buckets, same)
         if self._ages[found[found >= 0]].all():
             return found
-        same &= self._ages[rows] != 0  # a row that was freed has its last key still
-        at = same.argmax(axis=1)
-        return np.where(same[each, at], rows[each, at], -1)
+        same &= self._ages.reshape(-1, WAYS)[buckets] != 0  # a row that was freed has its last key still
+        return _first(buckets, same)
 
     # ---- updates ----
 
@@ -206,9 +203,9 @@ class KeyTable:
         help: about one entry in a hundred thousand goes before its time."""
         splits = MAX_SPLITS if self._buckets < self._max_buckets else 0
         while len(keys):
-            rows = self._rows(keys)
-            free = self._ages[rows] == 0
-            room = free.sum(axis=2)
+            buckets = self._both(keys)
+            free = self._ages.reshape(-1, WAYS)[buckets] == 0
+            room = np.bitwise_count(free.view(np.uint64))[:, :, 0]
             each, side = np.arange(len(keys)), (room[:, 1] > room[:, 0]).astype(np.int64)
             full = room.max(axis=1) == 0
             if full.any() and splits and self._buckets < self._max_buckets:
@@ -216,10 +213,10 @@ class KeyTable:
                 splits -= 1
                 continue
             if full.any():
-                both = rows[full].reshape(-1, 2 * WAYS)
+                both = (buckets[full][:, :, None] * WAYS + _WAYS).reshape(-1, 2 * WAYS)
                 self._free(np.unique(both[np.arange(len(both)), self._ages[both].argmin(axis=1)]))
                 continue
-            picked = rows[each, side, free[each, side].argmax(axis=1)]
+            picked = buckets[each, side] * WAYS + free[each, side].argmax(axis=1)
             taken, winners = np.unique(picked, return_index=True)
             self._keys[taken], self._sets[taken] = keys[winners], 0
             self._entries += len(taken)
@@ -238,7 +235,11 @@ class KeyTable:
                 self._renumber()
 
     def _leave_epochs(self, rows: I64) -> None:
-        ages, counts = np.unique(self._ages[rows], return_counts=True)
+        each = self._ages[rows]
+        if len(each) and (each == each[0]).all():  # what came together
+            ages, counts = each[:1], np.array([len(each)])
+        else:
+            ages, counts = np.unique(each, return_counts=True)
         for age, n in zip(ages.tolist(), counts.tolist(), strict=True):
             if age:
                 self._by_epoch[age] -= n
@@ -251,8 +252,11 @@ class KeyTable:
 
     def _free(self, rows: I64) -> None:
         self._leave_epochs(rows)
-        self._per_column -= columns_of(self._sets[rows], self._emptying)
-        self._ages[rows], self._sets[rows] = 0, 0
+        sets = self._sets[rows]
+        if sets.any():
+            self._per_column -= columns_of(sets, self._emptying)
+            self._sets[rows] = 0
+        self._ages[rows] = 0
         self._entries -= len(rows)
 
     def _renumber(self) -> None:
@@ -288,3 +292,10 @@ def columns_of(sets: U64, but: "dict[int, int]") -> I64:
     counts: I64 = bits.sum(axis=0, dtype=np.int64)
     counts[list(but)] = 0
     return counts
+
+
+def _first(buckets: I64, wanted: NDArray[np.bool_]) -> I64:
+    """The first wanted row of each key, -1 where there is none; `buckets` (n, 2), `wanted` (n, 2, WAYS)."""
+    each, wanted = np.arange(len(buckets)), wanted.reshape(-1, 2 * WAYS)
+    at = wanted.argmax(axis=1)
+    return np.where(wanted[each, at], buckets[each, at // WAYS] * WAYS + at % WAYS, -1)
