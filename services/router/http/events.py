@@ -119,6 +119,34 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
         await asyncio.gather(*running, return_exceptions=True)
 
 
+class _Bell:
+    """Wakes the one task that waits for it, in the moment in which another task is done: `asyncio.wait` takes a turn of the loop
+    more, in which others have theirs."""
+
+    def __init__(self) -> None:
+        self._rung: asyncio.Future[None] | None = None
+
+    async def after(self, events: Events) -> bytes:
+        """The next event; rings whatever comes of it."""
+        try:
+            return await anext(events)
+        finally:
+            self.ring()
+
+    def ring(self, _: object = None) -> None:
+        if self._rung is not None and not self._rung.done():
+            self._rung.set_result(None)
+
+    async def wait(self, most_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._rung = loop.create_future()
+        timer = loop.call_later(most_s, self.ring)
+        try:
+            await self._rung
+        finally:
+            timer.cancel()
+
+
 async def open_events(
     request: Request,
     events: Events,
@@ -129,15 +157,16 @@ async def open_events(
 ) -> Response:
     """Raises what the events raise before their first one. `headers` are asked for when the stream opens; it does not while the
     request is `held`, so that being shed has its own status however long it took. `lane`: opened once the first event is out."""
-    client = client_of(request.scope)
-    first = asyncio.ensure_future(anext(events))
+    client, bell = client_of(request.scope), _Bell()
+    first = asyncio.ensure_future(bell.after(events))
     left = asyncio.ensure_future(gone(request.receive)) if client is None else None
-    awaited = {first} if left is None else {first, left}
+    if left is not None:
+        left.add_done_callback(bell.ring)
     opened = False
     try:
         async with client.cancels() if client is not None else nullcontext():
             while True:
-                await asyncio.wait(awaited, timeout=limits.keep_alive_s, return_when=asyncio.FIRST_COMPLETED)
+                await bell.wait(limits.keep_alive_s)
                 if first.done() or (left is not None and left.done()) or not held():
                     break
         if left is not None and left.done() and not first.done():

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from services.router.dispatch.stream import RequestStream
-from services.router.http.events import Lane
+from services.router.http.events import Lane, StreamLimits, open_events
 from tests.router.conftest import running, until
 from tests.router.fake_worker import FakeWorker
 from twinflow.contracts.requests import FinishReason, Sample
@@ -125,3 +128,27 @@ async def test_only_a_taker_that_waits_is_passed_by():
     stream.put([Sample(6, FinishReason.LENGTH)])
     batch = await waiting
     assert taken == [2, 3, 5] and [s.token_id for s in batch.samples] == [6] and batch.last
+
+
+async def test_an_answer_begins_in_the_turn_after_its_first_event():
+    """Every turn of a busy loop takes milliseconds."""
+    ready, sent = asyncio.Event(), list[dict[str, Any]]()
+
+    async def told() -> AsyncGenerator[bytes, None]:
+        await ready.wait()
+        yield b"data: 1\n\n"
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    request = SimpleNamespace(scope={}, receive=asyncio.Event().wait)
+    opening = asyncio.ensure_future(open_events(request, told(), StreamLimits(60, 60), dict))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    ready.set()
+    await asyncio.sleep(0)  # the event is there
+    assert not opening.done()
+    await asyncio.sleep(0)
+    assert opening.done()
+    await opening.result()({}, request.receive, send)
+    assert [m.get("body") for m in sent] == [None, b"data: 1\n\n", b""]
