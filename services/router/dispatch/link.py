@@ -7,7 +7,7 @@ worker is registered.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from grpc import aio
@@ -30,6 +30,7 @@ from twinflow.rpc.v1 import engine_pb2_grpc as rpc
 log = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 2.0  # between dials
+EVENTS_WAIT_S = 0.002  # so that tokens of the same message are out by then: those of a long prompt take a millisecond
 
 Out = Outbox[pb.RouterMessage]
 Messages = AsyncIterator[pb.WorkerMessage]
@@ -51,7 +52,7 @@ class WorkerLink:
         self._view = view
         self._settings = settings
         self._streams: dict[str, RequestStream] = {}
-        self._reports = Reports(record, view, self._streams, self.resync, settings.events)
+        self._reports = Reports(record, view, self._streams, self.resync, settings.events, _soon)
         self._out: Out | None = None  # None while there is no session
 
     @property
@@ -146,6 +147,7 @@ class WorkerLink:
             return await listen(messages, self._reports.handle, pulse, times)
         finally:
             self._out = None
+            self._reports.catch_up()
             self._view.set_connected(self.record.key, False)
 
     def _send(self, message: pb.RouterMessage) -> None:
@@ -157,3 +159,7 @@ class WorkerLink:
 
     def _forget(self, id: str) -> None:
         self._streams.pop(id, None)
+
+
+def _soon(work: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(EVENTS_WAIT_S, work)

@@ -43,9 +43,13 @@ class Reports:
         takers: Mapping[str, Taker],
         resync: Callable[[], None],
         events: bool = True,
+        later: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
-        """`resync` asks the worker for all of its cache contents; without `events` they are not followed."""
+        """`resync` asks the worker for all of its cache contents; without `events` they are not followed. `later` calls what it
+        is given, soon: a first token does not wait for what was stored with it."""
         self._events = events
+        self._later = later
+        self._waiting: list[Sequence[pb.CacheEvent]] = []  # of steps, in order
         self._passed_over = False  # some were, as was told
         self._record = record
         self._view = view
@@ -87,12 +91,22 @@ class Reports:
                 taker.fail(convert.error_from_pb(output.error))
         if step.HasField("load"):
             self._view.set_load(self._record.key, convert.load_from_pb(step.load))
-        key = self._record.key
-        if self._events and step.events and self._follow(step.events, lambda events: self._view.apply(key, events)):
-            log.info("cache events of worker %s have a gap: asking for a snapshot", self._record.id)
-            self._resync()
+        if self._events and step.events:
+            self._waiting.append(step.events)
+            if len(self._waiting) == 1:
+                self._later(self.catch_up)
+
+    def catch_up(self) -> None:
+        """The view follows all events that have come."""
+        key, waiting = self._record.key, self._waiting
+        self._waiting = []
+        for messages in waiting:
+            if self._follow(messages, lambda events: self._view.apply(key, events)):
+                log.info("cache events of worker %s have a gap: asking for a snapshot", self._record.id)
+                self._resync()
 
     def _on_snapshot(self, snapshot: pb.Snapshot) -> None:
+        self.catch_up()
         key, sequence = self._record.key, snapshot.sequence
         if self._follow(snapshot.events, lambda contents: self._view.replace(key, sequence, contents)):
             self._resync()

@@ -1,5 +1,6 @@
 """Placing where the view is: what every choice of this router goes through."""
 
+import asyncio
 import random
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from services.router.schedule.limits import reply_tokens
 from services.router.schedule.predict import first_token_s
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import View
+
+SENT_S = 0.001  # a request that was placed is on its way to its worker by then
 
 
 class LocalPlacer:
@@ -39,6 +42,7 @@ class LocalPlacer:
         self._chosen(choice)
         self.decisions.add(want.id, want.prompt.tokens, choice)
         self._view.charge(want.id, choice, want.prompt)
+        asyncio.get_running_loop().call_later(SENT_S, self._view.catch_up)
         if want.permit_id is not None:
             self._gate.placed(want.permit_id)
         return choice

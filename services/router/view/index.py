@@ -216,8 +216,8 @@ class HitIndex:
     def nobody(self, record: WorkerRecord, prompt: PromptKeys) -> bool:
         """Certainly `holdings` would find nothing: its first block is nowhere, and no state was ever saved inside one. Most
         new prompts; looking up one key is not worth the arrays."""
-        first = prompt.block_numbers(record)[:1]
-        if first and (first[0] in self._gathered or self.expected.has(first[0]) or self._table.may_have(first[0])):
+        first = prompt.first_number(record)
+        if first is not None and (first in self._gathered or self.expected.has(first) or self._table.may_have(first)):
             return False
         return self._first_position >= min(record.block_tokens, prompt.tokens)
 

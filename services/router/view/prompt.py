@@ -6,7 +6,7 @@ import numpy as np
 
 from services.router.view.table import U64
 from twinflow.contracts.facts import fact
-from twinflow.contracts.hashing import HASH_BYTES, TOKEN_BYTES, chain_hashes, root_hash, tail_hash
+from twinflow.contracts.hashing import HASH_BYTES, TOKEN_BYTES, block_hash, chain_hashes, root_hash, tail_hash
 from twinflow.contracts.workers import WorkerRecord
 
 KEY_BYTES = 8
@@ -82,6 +82,13 @@ class PromptKeys:
             few = len(hashes) <= FEW_BLOCKS
             numbers = self._numbers[key] = list(map(key_of, hashes)) if few else keys_of(hashes).tolist()
         return numbers
+
+    def first_number(self, record: WorkerRecord) -> int | None:
+        """The first of `block_numbers`, without the others; None where there is none."""
+        key, size = (record.fingerprint, record.block_tokens), record.block_tokens * TOKEN_BYTES
+        if key in self._hashes or len(self.packed) < size:
+            return next(iter(self.block_numbers(record)), None)
+        return key_of(block_hash(self.root(record.fingerprint), self.packed[:size]))
 
     def tail_keys(self, record: WorkerRecord, positions: Sequence[int]) -> U64:
         """(n,) keys of these prefixes."""

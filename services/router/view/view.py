@@ -45,6 +45,18 @@ class _Worker:
     facts: WorkerFacts | None = None  # without hits, until any of the above changes
 
 
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A prompt that was charged to a worker, which `computes` it or receives it. The feed is that of then."""
+
+    worker: _Worker
+    feed: Feed
+    choice: Choice
+    prompt: PromptKeys
+    computes: bool
+    at_s: float
+
+
 class View:
     def __init__(self, settings: ViewSettings | None = None, clock: Clock = time.monotonic) -> None:
         self._settings = settings or ViewSettings()
@@ -54,6 +66,7 @@ class View:
         self._fleet: dict[tuple[str, Role], Rates] = {}  # by fingerprint and role: of all workers together
         self._reply_tokens: float | None = None
         self._charged: dict[str, list[_Worker]] = {}  # by request
+        self._coming: list[_Coming] = []
         self.breakers = Breakers(clock)
 
     def __len__(self) -> int:
@@ -152,15 +165,24 @@ class View:
         self._charged[request_id] = [w for w in (decode, prefill) if w is not None]
         if prompt is None:
             return
-        now = self._clock()
-        until_s = now + choice.terms.get("wait", 0.0) / 1e3 + choice.terms.get("prefill", 0.0) / 1e3 + EVENTS_LATE_S
         for worker in (decode, None if local else prefill):
-            if worker is not None and worker.feed.column is not None:
-                keys = expected_blocks(worker.record, prompt)
-                if worker is prefill:
-                    resumed = prompt.tokens - choice.prefill_tokens
-                    keys = keys + expected_states(worker.record, prompt, resumed, choice.prefill_attention_tokens)
-                self._index.expected.add(worker.feed.column, keys, until_s, now)
+            if worker is not None:
+                self._coming.append(_Coming(worker, worker.feed, choice, prompt, worker is prefill, self._clock()))
+
+    def catch_up(self) -> None:
+        """What the prompts that were charged will leave is expected from now on. `snapshot` does that in any case; whoever calls
+        it before has less to do between a request and its answer: it takes the hashes of whole prompts."""
+        coming, self._coming = self._coming, []
+        for c in coming:
+            column, record, terms = c.feed.column, c.worker.record, c.choice.terms
+            if column is None:  # what the worker holds was forgotten meanwhile
+                continue
+            keys = expected_blocks(record, c.prompt)
+            if c.computes:
+                resumed = c.prompt.tokens - c.choice.prefill_tokens
+                keys = keys + expected_states(record, c.prompt, resumed, c.choice.prefill_attention_tokens)
+            until_s = c.at_s + (terms.get("wait", 0.0) + terms.get("prefill", 0.0)) / 1e3 + EVENTS_LATE_S
+            self._index.expected.add(column, keys, until_s, c.at_s)
 
     def prefilled(self, request_id: str) -> None:
         """Its first token came: nobody prefills for it any more."""
@@ -184,6 +206,7 @@ class View:
     def snapshot(self, prompt: PromptKeys | None = None, detail: bool = False) -> Snapshot:
         """All workers now; with `prompt`, its hits at those that could serve it. `detail`: every checkpoint, not only the one
         that counts."""
+        self.catch_up()
         now = self._clock()
         holdings: dict[tuple[str, int], Holdings | None] = {}
         facts = []

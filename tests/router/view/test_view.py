@@ -165,3 +165,36 @@ def test_the_next_turn_finds_a_reply_before_its_events_come(extra: int) -> None:
     assert usable(choice.decode.id) == 0, "it did not come true"
     view.remove(choice.decode.key)
     view.replied(choice, prompt.reply_keys(choice.decode, pack_tokens(reply)))
+
+
+def test_the_next_choice_knows_what_the_last_one_leaves():
+    """Hashes of a prompt that was charged are taken when somebody looks, or when there is time: the same either way."""
+    reaches = []
+    for caught_up in (False, True):
+        view = view_of(record("d"), record("p", Role.PREFILL))
+        for i in range(2):
+            choice = route(view, i)
+            view.charge(str(i), choice, PromptKeys(pack_tokens(IDS)))
+            if caught_up:
+                view.catch_up()
+        workers = view.snapshot(PROMPT).workers
+        reaches.append([(w.record.id, w.attention_tokens, w.checkpoints) for w in workers])
+    assert reaches[0] == reaches[1]
+    assert {id: reach for id, reach, _ in reaches[0]} == {"d": len(IDS), "p": len(IDS)}
+
+
+def test_nothing_is_expected_of_a_session_that_has_ended():
+    view = view_of(record("d"))
+    view.charge("1", route(view, 0), PromptKeys(pack_tokens(IDS)))
+    view.set_connected(("d", "i"), True)
+    assert view.snapshot(PROMPT).workers[0].attention_tokens == 0
+
+
+@pytest.mark.parametrize("tokens", [0, 3, 4, 5, 20], ids=str)
+@pytest.mark.parametrize("hashed", [False, True], ids=["alone", "among the others"])
+def test_the_first_key(tokens, hashed):
+    prompt = PromptKeys(pack_tokens(IDS[:tokens]), tenant="t", cache_salt="s")
+    if hashed:
+        prompt.block_numbers(RECORD)
+    first = prompt.first_number(RECORD)
+    assert ([] if first is None else [first]) == prompt.block_numbers(RECORD)[:1]

@@ -1,0 +1,73 @@
+"""Tokens do not wait for the cache events of their message."""
+
+from collections.abc import Callable
+
+from services.router.dispatch.reports import Reports
+from services.router.view.prompt import PromptKeys
+from services.router.view.view import View
+from tests.router.dispatch.test_defects import Taker
+from tests.router.view.test_index import BLOCK, IDS, RECORD, REMOVED, STORED, chain
+from twinflow.contracts.events import EventKind
+from twinflow.contracts.hashing import pack_tokens
+from twinflow.rpc.v1 import engine_pb2 as pb
+
+
+def events(first: int, *what: tuple[EventKind, int]) -> list[pb.CacheEvent]:
+    """`what`: kinds and blocks of `IDS`."""
+    hashes = chain(IDS).block_hashes
+    return [
+        pb.CacheEvent(sequence=first + i, kind=kind.value, prefix_hash=hashes[at], position=(at + 1) * BLOCK)
+        for i, (kind, at) in enumerate(what)
+    ]
+
+
+class Router:
+    """Reports of one worker; `waiting` is what is to be done later."""
+
+    def __init__(self) -> None:
+        self.view, self.taker, self.waiting = View(), Taker(), list[Callable[[], None]]()
+        self.resyncs = 0
+        self.view.put(RECORD)
+        self.view.set_connected(RECORD.key, True)
+        self.reports = Reports(RECORD, self.view, {"a": self.taker}, self._resync, later=self.waiting.append)
+
+    def _resync(self) -> None:
+        self.resyncs += 1
+
+    def step(self, told: list[pb.CacheEvent], token: int) -> None:
+        step = pb.StepReport(token_requests=["a"], token_ids=[token], events=told)
+        self.reports.handle(pb.WorkerMessage(step=step))
+
+    def reach(self) -> int:
+        return self.view.snapshot(PromptKeys(pack_tokens(IDS))).workers[0].attention_tokens
+
+
+def test_events_come_after_the_tokens_in_their_order():
+    r = Router()
+    r.step(events(1, (STORED, 0), (STORED, 1), (STORED, 2)), 7)
+    r.step(events(4, (REMOVED, 2)), 8)
+    assert r.taker.got == [7, 8] and r.reach() == 0
+    assert len(r.waiting) == 1  # for both
+    r.waiting.pop()()
+    assert r.reach() == 2 * BLOCK and not r.resyncs
+    r.step(events(5, (STORED, 2)), 9)
+    r.waiting.pop()()
+    assert r.reach() == 3 * BLOCK
+
+
+def test_a_snapshot_comes_after_the_events_before_it():
+    r = Router()
+    r.step(events(1, (STORED, 0), (STORED, 1)), 7)
+    contents = events(2, (STORED, 0))
+    r.reports.handle(pb.WorkerMessage(snapshot=pb.Snapshot(sequence=2, events=contents)))
+    assert r.reach() == BLOCK
+    r.waiting.pop()()
+    assert r.reach() == BLOCK and not r.resyncs
+
+
+def test_a_gap_asks_for_a_snapshot_once():
+    r = Router()
+    r.step(events(5, (STORED, 0)), 7)
+    r.step(events(6, (STORED, 1)), 8)
+    r.waiting.pop()()
+    assert r.resyncs == 1 and r.taker.got == [7, 8]
