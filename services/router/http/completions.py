@@ -15,6 +15,7 @@ from services.router.http.access import key_of
 from services.router.http.api import Api, collect_all, decision_headers, held, merge, new_id, stats, usage, wants_stats
 from services.router.http.events import DONE, EventFrame, Lane, Whole, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, Ids, as_ids
+from services.router.http.id_arrays import IdArrays
 from services.router.http.parse import read_body
 from services.router.http.structured import ResponseFormat, StructuredOutputs, answer_grammar
 from services.router.text.reply import TokenText
@@ -46,11 +47,13 @@ class CompletionFields(GenerationFields):
 
 
 def completion_routes(api: Api) -> APIRouter:
-    routes = APIRouter()
+    routes, arrays = APIRouter(), IdArrays("prompt")
 
     @routes.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        fields = await read_body(request, CompletionFields, api.config.model_name, api.config.max_body_bytes)
+        fields = await read_body(
+            request, CompletionFields, api.config.model_name, api.config.max_body_bytes, parse=arrays.parse
+        )
         id = request.state.id = new_id("cmpl")
         jobs = await make_jobs(api, id, fields, key_of(request))
         outcomes = [Outcome(prompt_tokens=job.prompt_tokens) for job in jobs]
@@ -88,7 +91,7 @@ def echoed(api: Api, fields: CompletionFields, count: int) -> list[str]:
     if not fields.echo:
         return [""] * count
     prompts = fields.prompts(api.config.max_prompts)
-    texts = [p if isinstance(p, str) else api.text.decode(p.tokens) for p in prompts]
+    texts = [p if isinstance(p, str) else api.text.decode(list(p.tokens)) for p in prompts]
     return [text for text in texts for _ in range(fields.n)]
 
 

@@ -3,7 +3,7 @@
 Null means "not given", as in OpenAI's API. Everything unknown is refused by name, so that nothing is silently ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -143,14 +143,15 @@ def _in_vocabulary(id: int, vocab: int, param: str) -> int:
 
 
 class Ids(NamedTuple):
-    """A prompt of token ids. `packed` is empty where one of them is no uint32."""
+    """A prompt of token ids, `most` is the largest. `packed` is empty where one of them is no uint32."""
 
-    tokens: list[int]
+    tokens: Sequence[int]
     packed: bytes
+    most: int
 
     def known(self, vocab: int, where: str, param: str) -> bytes:
         """Packed. Raises BadRequest for ids outside the vocabulary."""
-        if self.packed and int(np.frombuffer(self.packed, np.uint32).max()) < vocab:
+        if self.packed and self.most < vocab:
             return self.packed
         token = next(token for token in self.tokens if not 0 <= token < vocab)
         raise BadRequest(f"{where}: token id {token} is outside the vocabulary of {vocab}", param=param)
@@ -159,16 +160,19 @@ class Ids(NamedTuple):
 def as_ids(value: Any) -> Ids | None:
     """A list of whole numbers, not empty; None for anything else. Long ones are common, so that they are not looked at one by
     one."""
+    if isinstance(value, Ids):
+        return value
     if not isinstance(value, list) or not value or type(value[0]) is not int:
         return None
     try:
         packed = pack_tokens(value)
     except OverflowError:
-        return Ids(value, b"") if set(map(type, value)) == {int} else None
+        return Ids(value, b"", max(value)) if set(map(type, value)) == {int} else None
     except TypeError:
         return None
-    small = np.flatnonzero(np.frombuffer(packed, np.uint32) <= 1)  # true and false are among them
-    return Ids(value, packed) if all(type(value[at]) is int for at in small.tolist()) else None
+    ids = np.frombuffer(packed, np.uint32)
+    small = np.flatnonzero(ids <= 1)  # true and false are among them
+    return Ids(value, packed, int(ids.max())) if all(type(value[at]) is int for at in small.tolist()) else None
 
 
 def drop_neutral(

@@ -25,10 +25,11 @@ async def read_body(
     model_name: str,
     max_bytes: int,
     refused: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+    parse: Callable[[bytes], Any] | None = None,
 ) -> M:
-    """`refused` besides what every endpoint refuses, with the values that change nothing. Raises BadRequest (also for JSON that
-    is none) and UnknownModel."""
-    parsed = await read_fields(request, lambda _: kind, model_name, max_bytes, refused)
+    """`refused` besides what every endpoint refuses, with the values that change nothing. `parse` in the stead of `parse_json`.
+    Raises BadRequest (also for JSON that is none) and UnknownModel."""
+    parsed = await read_fields(request, lambda _: kind, model_name, max_bytes, refused, parse)
     if parsed.stream_options is not None and not parsed.stream:
         raise BadRequest("stream_options is only allowed with stream=true", param="stream_options")
     return parsed
@@ -40,9 +41,10 @@ async def read_fields(
     model_name: str,
     max_bytes: int,
     refused: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+    parse: Callable[[bytes], Any] | None = None,
 ) -> F:
     """`kind_of` the body tells what it must be. Raises as `read_body`; a `model` that is None is this router's."""
-    body = parse_json(await read_bytes(request, max_bytes))
+    body = (parse or parse_json)(await read_bytes(request, max_bytes))
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, not {type(body).__name__}")
     kind = kind_of(body)
