@@ -34,6 +34,8 @@ from twinflow.node.handshake import GRAMMAR
 
 log = logging.getLogger(__name__)
 
+SHORT_TOKENS = 1024  # of prompt and reply: to have the next turn find them before events come costs more than it spares
+
 
 @fact(frozen=True, slots=True)
 class Job:
@@ -257,7 +259,8 @@ class Generator:
                 outcome.completion_tokens = reply.completion_tokens
                 stream.close()
             held = None
-            if ok and choice.decode.block_tokens and not reply.matched_stop:  # there the worker is told to give it up
+            worth_it = outcome.prompt_tokens + len(outcome.sent) > SHORT_TOKENS and choice.decode.block_tokens
+            if ok and worth_it and not reply.matched_stop:  # there the worker is told to give it up
                 held = prompt.reply_keys(choice.decode, pack_tokens(outcome.sent))
             self._placer.ended(Ended(id, choice, outcome.stats, ok, broke, outcome.completion_tokens, held))
 

@@ -14,6 +14,8 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+FEW_EVENTS = 32  # of a step: to come back for so few costs more than it spares
+
 
 class Taker(Protocol):
     """One request, as far as a worker's reports go."""
@@ -46,7 +48,7 @@ class Reports:
         later: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
         """`resync` asks the worker for all of its cache contents; without `events` they are not followed. `later` calls what it
-        is given, soon: a first token does not wait for what was stored with it."""
+        is given, soon: a first token does not wait for the hundreds that were stored with it."""
         self._events = events
         self._later = later
         self._waiting: list[Sequence[pb.CacheEvent]] = []  # of steps, in order
@@ -94,7 +96,10 @@ class Reports:
         if self._events and step.events:
             self._waiting.append(step.events)
             if len(self._waiting) == 1:
-                self._later(self.catch_up)
+                if len(step.events) > FEW_EVENTS:
+                    self._later(self.catch_up)
+                else:
+                    self.catch_up()
 
     def catch_up(self) -> None:
         """The view follows all events that have come."""

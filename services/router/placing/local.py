@@ -42,7 +42,8 @@ class LocalPlacer:
         self._chosen(choice)
         self.decisions.add(want.id, want.prompt.tokens, choice)
         self._view.charge(want.id, choice, want.prompt)
-        asyncio.get_running_loop().call_later(SENT_S, self._view.catch_up)
+        if self._view.is_behind:
+            asyncio.get_running_loop().call_later(SENT_S, self._view.catch_up)
         if want.permit_id is not None:
             self._gate.placed(want.permit_id)
         return choice

@@ -86,7 +86,9 @@ class PromptKeys:
     def first_number(self, record: WorkerRecord) -> int | None:
         """The first of `block_numbers`, without the others; None where there is none."""
         key, size = (record.fingerprint, record.block_tokens), record.block_tokens * TOKEN_BYTES
-        if key in self._hashes or len(self.packed) < size:
+        if (
+            len(self.packed) < FEW_BLOCKS * size or key in self._hashes
+        ):  # all of a short one cost no more than twice this one
             return next(iter(self.block_numbers(record)), None)
         return key_of(block_hash(self.root(record.fingerprint), self.packed[:size]))
 

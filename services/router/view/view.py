@@ -23,6 +23,7 @@ Key = tuple[str, str]  # worker id, incarnation
 Clock = Callable[[], float]
 
 EVENTS_LATE_S = 10.0  # entries are expected for so long after they should be there
+SHORT_TOKENS = 1024  # of a prompt: to come back for its hashes costs more than it spares
 STALL_STEPS = 20  # a step may take so many times the usual before it counts as hanging
 REPLY_WEIGHT = 0.02  # of the newest reply in the mean length
 
@@ -45,18 +46,6 @@ class _Worker:
     facts: WorkerFacts | None = None  # without hits, until any of the above changes
 
 
-@dataclass(frozen=True, slots=True)
-class _Coming:
-    """A prompt that was charged to a worker, which `computes` it or receives it. The feed is that of then."""
-
-    worker: _Worker
-    feed: Feed
-    choice: Choice
-    prompt: PromptKeys
-    computes: bool
-    at_s: float
-
-
 class View:
     def __init__(self, settings: ViewSettings | None = None, clock: Clock = time.monotonic) -> None:
         self._settings = settings or ViewSettings()
@@ -66,7 +55,7 @@ class View:
         self._fleet: dict[tuple[str, Role], Rates] = {}  # by fingerprint and role: of all workers together
         self._reply_tokens: float | None = None
         self._charged: dict[str, list[_Worker]] = {}  # by request
-        self._coming: list[_Coming] = []
+        self._coming: list[tuple[_Worker, Feed, Choice, PromptKeys, bool, float]] = []  # see `_expect`
         self.breakers = Breakers(clock)
 
     def __len__(self) -> int:
@@ -165,24 +154,40 @@ class View:
         self._charged[request_id] = [w for w in (decode, prefill) if w is not None]
         if prompt is None:
             return
+        now = self._clock()
         for worker in (decode, None if local else prefill):
-            if worker is not None:
-                self._coming.append(_Coming(worker, worker.feed, choice, prompt, worker is prefill, self._clock()))
+            if worker is None:
+                continue
+            if prompt.tokens <= SHORT_TOKENS:
+                self._expect(worker, worker.feed, choice, prompt, worker is prefill, now)
+            else:
+                self._coming.append((worker, worker.feed, choice, prompt, worker is prefill, now))
+
+    @property
+    def is_behind(self) -> bool:
+        """Something is left to `catch_up` with."""
+        return bool(self._coming)
 
     def catch_up(self) -> None:
         """What the prompts that were charged will leave is expected from now on. `snapshot` does that in any case; whoever calls
         it before has less to do between a request and its answer: it takes the hashes of whole prompts."""
         coming, self._coming = self._coming, []
-        for c in coming:
-            column, record, terms = c.feed.column, c.worker.record, c.choice.terms
-            if column is None:  # what the worker holds was forgotten meanwhile
-                continue
-            keys = expected_blocks(record, c.prompt)
-            if c.computes:
-                resumed = c.prompt.tokens - c.choice.prefill_tokens
-                keys = keys + expected_states(record, c.prompt, resumed, c.choice.prefill_attention_tokens)
-            until_s = c.at_s + (terms.get("wait", 0.0) + terms.get("prefill", 0.0)) / 1e3 + EVENTS_LATE_S
-            self._index.expected.add(column, keys, until_s, c.at_s)
+        for each in coming:
+            self._expect(*each)
+
+    def _expect(
+        self, worker: _Worker, feed: Feed, choice: Choice, prompt: PromptKeys, computes: bool, at_s: float
+    ) -> None:
+        """A prompt was charged then to a worker, which `computes` it or receives it. The feed is that of then."""
+        column, record, terms = feed.column, worker.record, choice.terms
+        if column is None:  # what the worker holds was forgotten meanwhile
+            return
+        keys = expected_blocks(record, prompt)
+        if computes:
+            resumed = prompt.tokens - choice.prefill_tokens
+            keys = keys + expected_states(record, prompt, resumed, choice.prefill_attention_tokens)
+        until_s = at_s + (terms.get("wait", 0.0) + terms.get("prefill", 0.0)) / 1e3 + EVENTS_LATE_S
+        self._index.expected.add(column, keys, until_s, at_s)
 
     def prefilled(self, request_id: str) -> None:
         """Its first token came: nobody prefills for it any more."""

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+import pytest
+
+from services.router.dispatch import reports
 from services.router.dispatch.reports import Reports
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import View
@@ -19,6 +22,12 @@ def events(first: int, *what: tuple[EventKind, int]) -> list[pb.CacheEvent]:
         pb.CacheEvent(sequence=first + i, kind=kind.value, prefix_hash=hashes[at], position=(at + 1) * BLOCK)
         for i, (kind, at) in enumerate(what)
     ]
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is few, two are not."""
+    monkeypatch.setattr(reports, "FEW_EVENTS", 1)
 
 
 class Router:
@@ -50,9 +59,15 @@ def test_events_come_after_the_tokens_in_their_order():
     assert len(r.waiting) == 1  # for both
     r.waiting.pop()()
     assert r.reach() == 2 * BLOCK and not r.resyncs
-    r.step(events(5, (STORED, 2)), 9)
+    r.step(events(5, (STORED, 2), (STORED, 3)), 9)
     r.waiting.pop()()
-    assert r.reach() == 3 * BLOCK
+    assert r.reach() == 4 * BLOCK
+
+
+def test_few_events_come_at_once_unless_others_wait():
+    r = Router()
+    r.step(events(1, (STORED, 0)), 7)
+    assert r.reach() == BLOCK and not r.waiting
 
 
 def test_a_snapshot_comes_after_the_events_before_it():
@@ -67,7 +82,7 @@ def test_a_snapshot_comes_after_the_events_before_it():
 
 def test_a_gap_asks_for_a_snapshot_once():
     r = Router()
-    r.step(events(5, (STORED, 0)), 7)
-    r.step(events(6, (STORED, 1)), 8)
+    r.step(events(5, (STORED, 0), (STORED, 1)), 7)
+    r.step(events(7, (STORED, 2)), 8)
     r.waiting.pop()()
     assert r.resyncs == 1 and r.taker.got == [7, 8]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.router import generation
 from tests.router.conftest import running
 from tests.router.fake_worker import FakeWorker
 
@@ -13,7 +14,8 @@ PROMPT, REPLY = list(range(10, 31)), list(range(40, 49))
     [({}, True), ({"stream": True}, True), ({"stop": ["never"]}, True), ({"stop": ["stop"]}, False)],
     ids=["whole", "streamed", "with a stop string", "stopped by one"],
 )
-async def test_it_goes_where_the_reply_is(model_folder, fields, held):
+async def test_it_goes_where_the_reply_is(model_folder, fields, held, monkeypatch):
+    monkeypatch.setattr(generation, "SHORT_TOKENS", 0)
     async with running(model_folder, admin_token="t", local_max_tokens=1000) as c:
         reply = c.encode("stop") + REPLY if not held else REPLY
         for i in range(4):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from services.router.schedule.base import RouteRequest
 from services.router.schedule.choose import choose
 from services.router.schedule.policies import policy_named
+from services.router.view import view as view_module
 from services.router.view.breakers import FAULTS
 from services.router.view.prompt import PromptKeys, key_of
 from services.router.view.view import EVENTS_LATE_S, View
@@ -167,14 +168,21 @@ def test_the_next_turn_finds_a_reply_before_its_events_come(extra: int) -> None:
     view.replied(choice, prompt.reply_keys(choice.decode, pack_tokens(reply)))
 
 
+@pytest.fixture
+def none_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_module, "SHORT_TOKENS", 0)
+
+
+@pytest.mark.usefixtures("none_short")
 def test_the_next_choice_knows_what_the_last_one_leaves():
-    """Hashes of a prompt that was charged are taken when somebody looks, or when there is time: the same either way."""
+    """Hashes of a long prompt that was charged are taken when somebody looks, or when there is time: the same either way."""
     reaches = []
     for caught_up in (False, True):
         view = view_of(record("d"), record("p", Role.PREFILL))
         for i in range(2):
             choice = route(view, i)
             view.charge(str(i), choice, PromptKeys(pack_tokens(IDS)))
+            assert view.is_behind
             if caught_up:
                 view.catch_up()
         workers = view.snapshot(PROMPT).workers
@@ -183,6 +191,13 @@ def test_the_next_choice_knows_what_the_last_one_leaves():
     assert {id: reach for id, reach, _ in reaches[0]} == {"d": len(IDS), "p": len(IDS)}
 
 
+def test_of_a_short_prompt_they_are_taken_at_once():
+    view = view_of(record("d"))
+    view.charge("0", route(view, 0), PromptKeys(pack_tokens(IDS)))
+    assert not view.is_behind and view.snapshot(PROMPT).workers[0].attention_tokens == len(IDS)
+
+
+@pytest.mark.usefixtures("none_short")
 def test_nothing_is_expected_of_a_session_that_has_ended():
     view = view_of(record("d"))
     view.charge("1", route(view, 0), PromptKeys(pack_tokens(IDS)))
