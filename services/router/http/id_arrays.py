@@ -70,8 +70,7 @@ class IdArrays:
             return None
         finally:
             parsed = None  # the parser has one document at a time
-        most = int(np.maximum.reduce(numbers))
-        if most > MOST:
+        if not len(numbers) or (most := int(np.maximum.reduce(numbers))) > MOST:
             return None
         packed = numbers.astype("<u4").tobytes()
         return Ids(memoryview(packed).cast("I"), packed, most)

@@ -68,13 +68,13 @@ ENDS = st.sampled_from(
      ', "prompt": [7.406313860158249e15]}', "}}", ', "x": NaN}', ', "x": 1e999}', "} ", "}x", ",}", ', "x": "\\udc00"}', "",
      ', "prompt": null}', "]}", ', "x": [[' + "[" * 300 + "]" * 302 + "}", f', "s": "{PLACE}"}}', "}, \"prompt\": [9]}"]
 )  # fmt: skip
-PAD = st.sampled_from(["", " ", "\n\t"])
+PAD = st.sampled_from(["", " ", "\n\t", " " * 600])
 
 
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
     """JSON as somebody might write it who wants to be taken for another: a long array, with oddities in it and around it."""
-    numbers = [draw(NUMBERS)] * draw(st.sampled_from([300, 300, 300, 20]))
+    numbers = [draw(NUMBERS)] * draw(st.sampled_from([300, 300, 300, 20, 0]))
     for at in draw(st.just([]) | st.lists(st.integers(0, len(numbers)), max_size=2)):
         numbers.insert(at, draw(ODD))
     array = "[" + draw(PAD) + draw(COMMAS).join(numbers) + draw(PAD) + "]"
@@ -83,6 +83,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=500, deadline=None)
 @given(bodies())
+@example(b'{"prompt": [' + b" " * 600 + b"]}")
 @example(f'{{"x": {{"prompt": {LONG}}}, "prompt": [7.406313860158249e15]}}'.encode())
 @example(f'{{"x": {{"prompt": {LONG}}}, "prompt": [{PLACE}]}}'.encode())
 @example(f'{{"x": {{"prompt": {LONG}}}, "prompt": [{PLACE}.0]}}'.encode())
