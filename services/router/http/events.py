@@ -165,9 +165,9 @@ async def open_events(
     opened = False
     try:
         async with client.cancels() if client is not None else nullcontext():
-            while True:
+            while not first.done() and (left is None or not left.done()):
                 await bell.wait(limits.keep_alive_s)
-                if first.done() or (left is not None and left.done()) or not held():
+                if not held():
                     break
         if left is not None and left.done() and not first.done():
             raise Cancelled("the client left")
