@@ -7,6 +7,7 @@ is named by the row of its sequence, and read on the device from where sampling 
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import add
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -129,14 +130,20 @@ class Shape:
         return self.tokens // STATE_CHUNK_TOKENS
 
     @property
-    def fields(self) -> tuple[tuple[int, int], ...]:
-        """Of each of `Fields`, in order: entries, and bytes of one."""
-        t, b, n = self.tokens, self.sequences, self.snapshots
-        return (*((t, 8),) * 4, *((b, 8),) * 4, (n, 8), (b + 1, 4), (b, 4), (b + 1, 4), (n, 4), (b, 1))
-
-    @property
     def size_bytes(self) -> int:
-        return sum(aligned(count * size) for count, size in self.fields)
+        return places(self)[1]
+
+
+@lru_cache(maxsize=1024)  # a step asks several times, and most steps are like others
+def places(shape: Shape) -> tuple[tuple[tuple[slice, int], ...], int]:
+    """Of each of `Fields`, in order: its bytes in the buffer, and bytes of an entry. Then the bytes of all."""
+    t, b, n = shape.tokens, shape.sequences, shape.snapshots
+    fields = (*((t, 8),) * 4, *((b, 8),) * 4, (n, 8), (b + 1, 4), (b, 4), (b + 1, 4), (n, 4), (b, 1))
+    at, found = 0, []
+    for count, size in fields:
+        found.append((slice(at, at + count * size), size))
+        at += aligned(count * size)
+    return tuple(found), at
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +175,7 @@ class Fields(Generic[A]):
     def of(cls, buffer: A, shape: Shape) -> "Fields[A]":
         """Views of a uint8 buffer of at least `shape.size_bytes`, aligned as its fields are."""
         dtypes = DTYPES[type(buffer)]
-        at, views = 0, []
-        for count, size in shape.fields:
-            views.append(buffer[at : at + count * size].view(dtypes[size]))
-            at += aligned(count * size)
-        return cls(*views)
+        return cls(*[buffer[where].view(dtypes[size]) for where, size in places(shape)[0]])
 
 
 @dataclass(frozen=True, slots=True)
