@@ -36,6 +36,7 @@ class ProcessEngine:
         self._process = context.Process(target=_child, args=(config, theirs), name="engine", daemon=True)
         self._process.start()
         theirs.close()
+        self._outbox = Outbox(self._pipe)
         try:
             ready = await asyncio.to_thread(self._pipe.recv)
         except EOFError:
@@ -43,7 +44,6 @@ class ProcessEngine:
         if ready.error:
             await self.close()
             raise ModelError(ready.error)
-        self._outbox = Outbox(self._pipe)
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="engine-reader", daemon=True).start()
         return ready
