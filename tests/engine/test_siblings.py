@@ -1,5 +1,7 @@
 """Prompts that begin alike and come together: what they share is computed once, moved once and held once."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.engine.conftest import Oracle
@@ -128,6 +130,18 @@ def test_when_the_first_one_leaves_the_next_one_takes_its_place(model: HybridMod
     worker.close()
 
 
+def turns_with_all_read(pair: Pair, reads: Manual) -> Iterator[int]:
+    """Turns until nothing is open; whatever is to be read is read before each."""
+    for turn in range(20_000):
+        if not pair.open:
+            return
+        for read in reads.reads:
+            read.copy()
+            read.done()
+        pair.drive(turns=1)
+        yield turn
+
+
 @pytest.mark.parametrize("fails", [True, False], ids=["its-read-fails", "it-is-cancelled"])
 def test_who_waits_for_a_hand_off_goes_on_without_it(model: HybridModel, oracle: Oracle, fails: bool) -> None:
     reads = Manual()
@@ -143,13 +157,8 @@ def test_who_waits_for_a_hand_off_goes_on_without_it(model: HybridModel, oracle:
         reads.reads.pop(0).fail("the link is down")
     else:
         pair.relay_decode(pair.decode.turn(base.Cancel(ids[0])))
-    for _ in range(20_000):
-        if not pair.open:
-            break
-        for read in reads.reads:
-            read.copy()
-            read.done()
-        pair.drive(turns=1)
+    for _ in turns_with_all_read(pair, reads):
+        pass
     assert not pair.open
     assert [pair.results[id].tokens for id in ids[1:]] == [oracle(p, NEW) for p in PROMPTS[1:3]]
     if fails:
@@ -164,13 +173,7 @@ def test_a_short_prompt_does_not_stand_for_the_rest_of_a_longer_one(model: Hybri
     prompts = [PREFIX + prompt(7, 1400), PROMPTS[0], PROMPTS[1]]
     ids = [pair.submit(p, max_tokens=NEW) for p in prompts]
     done: dict[str, int] = {}
-    for turn in range(20_000):
-        if not pair.open:
-            break
-        for read in reads.reads:
-            read.copy()
-            read.done()
-        pair.drive(turns=1)
+    for turn in turns_with_all_read(pair, reads):
         for id in ids:
             if id not in pair.open:
                 done.setdefault(id, turn)
