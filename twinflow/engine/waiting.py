@@ -88,14 +88,13 @@ class Waiting:
     def _hold_more(self, sequence: Sequence) -> None:
         """Of a hand-off: what has come into the cache since the prompt was matched need not be read, and takes no memory."""
         assert sequence.intake is not None and sequence.holding is not None
-        found = self._cache.hold_prefix(sequence.chain)
-        held, size = len(found.blocks), sequence.chain.block_tokens
-        if not len(sequence.holding.blocks) < held <= sequence.start_tokens // size:  # more: with a block of the reply
-            self._cache.release(found, donate=False)
+        size = sequence.chain.block_tokens
+        found = self._cache.match(sequence.chain).attention_tokens // size
+        if not len(sequence.holding.blocks) < found <= sequence.start_tokens // size:  # more: with a block of the reply
             return
-        self._cache.release(sequence.holding, donate=False)
-        sequence.holding = found
-        sequence.intake.hold(held)
+        claimed, sequence.holding = sequence.holding, self._cache.hold_prefix(sequence.chain)
+        self._cache.release(claimed, donate=False)
+        sequence.intake.hold(found)
         sequence.note_held()
 
     def drop_claims(self) -> bool:
