@@ -92,7 +92,7 @@ class Worker:
         self._timed("release", lambda: self.cache.release(holding, donate=True))
         events = self.cache.drain_events()
         self._timed("events" + suffix, lambda: pickle.dumps(EventColumns.of(events)))
-        return sum(event.kind is EventKind.BLOCK_REMOVED for event in events)
+        return sum(event.kind == EventKind.BLOCK_REMOVED for event in events)
 
     def _receive(self, chain: TokenChain, suffix: str) -> Holding:
         cache, tokens = self.cache, len(chain)

@@ -18,6 +18,7 @@ import numpy as np
 from grpc import aio
 from tokenizers import Tokenizer
 
+from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
 from twinflow.contracts.hashing import chain_hashes
 from twinflow.contracts.workers import Load, Pace, Role, WorkerRecord
 from twinflow.node.outbox import Outbox
@@ -85,7 +86,8 @@ class _Run:
 @dataclass(slots=True)
 class _Session:
     outbox: Outbox[pb.WorkerMessage]
-    columns: bool  # its router reads them
+    columns: bool  # its router reads tokens in them
+    event_columns: bool  # and cache events
     runs: dict[str, _Run] = field(default_factory=dict)
     told_s: float = 0.0  # when its last message left
 
@@ -103,7 +105,7 @@ class SimWorker(rpc.WorkerServicer):
         self._script = script
         self._sessions: list[_Session] = []
         self._cache: OrderedDict[bytes, int] = OrderedDict()  # block hash → tokens up to its end
-        self._events: list[pb.CacheEvent] = []
+        self._events: list[CacheEvent] = []
         self._sequence = 0
         self._pace = Pace(0, 0.0, 0, 0)
         self._made = 0  # tokens since the last load
@@ -144,7 +146,7 @@ class SimWorker(rpc.WorkerServicer):
         self, request_iterator: AsyncIterator[pb.RouterMessage], context: "aio.ServicerContext[object, object]"
     ) -> AsyncIterator[pb.WorkerMessage]:
         hello = (await anext(request_iterator)).hello
-        session = _Session(Outbox(), hello.columns)
+        session = _Session(Outbox(), hello.columns, hello.event_columns)
         session.outbox.put(pb.WorkerMessage(hello=pb.WorkerHello(record=convert.record_to_pb(self.record), protocol=1)))
         self._sessions.append(session)
         self._send(session, pb.StepReport())  # its load
@@ -168,11 +170,9 @@ class SimWorker(rpc.WorkerServicer):
                         output = pb.Output(id=message.cancel.id, stats=_stats(), error=error)
                         self._send(session, pb.StepReport(outputs=[output]))
                 case "resync":
-                    events = [
-                        pb.CacheEvent(sequence=self._sequence, kind="block_stored", prefix_hash=h, position=p)
-                        for h, p in self._cache.items()
-                    ]
-                    snapshot = pb.Snapshot(sequence=self._sequence, events=events)
+                    stored = EventKind.BLOCK_STORED
+                    snapshot = pb.Snapshot(sequence=self._sequence)
+                    _tell_events(snapshot, session, [CacheEvent(0, stored, h, p) for h, p in self._cache.items()])
                     session.outbox.put(pb.WorkerMessage(snapshot=snapshot))
         session.outbox.close()
 
@@ -200,15 +200,13 @@ class SimWorker(rpc.WorkerServicer):
                 self._cache.move_to_end(h)
                 continue
             self._cache[h] = (i + 1) * BLOCK_TOKENS
-            self._tell("block_stored", h, self._cache[h])
+            self._tell(EventKind.BLOCK_STORED, h, self._cache[h])
             if len(self._cache) > self.pacing.cache_blocks:
-                self._tell("block_removed", *self._cache.popitem(last=False))
+                self._tell(EventKind.BLOCK_REMOVED, *self._cache.popitem(last=False))
 
-    def _tell(self, kind: str, prefix_hash: bytes, position: int) -> None:
+    def _tell(self, kind: EventKind, prefix_hash: bytes, position: int) -> None:
         self._sequence += 1
-        self._events.append(
-            pb.CacheEvent(sequence=self._sequence, kind=kind, prefix_hash=prefix_hash, position=position)
-        )
+        self._events.append(CacheEvent(self._sequence, kind, prefix_hash, position))
 
     # ---- steps ----
 
@@ -266,9 +264,18 @@ class SimWorker(rpc.WorkerServicer):
             events, self._events = self._events, []
             for other in self._sessions:
                 if other is not session:
-                    other.outbox.put(pb.WorkerMessage(step=pb.StepReport(events=events)))
-            step.events.extend(events)
+                    message = pb.WorkerMessage()
+                    _tell_events(message.step, other, events)
+                    other.outbox.put(message)
+            _tell_events(step, session, events)
         session.outbox.put(pb.WorkerMessage(step=step))
+
+
+def _tell_events(message: pb.StepReport | pb.Snapshot, session: _Session, events: Sequence[CacheEvent]) -> None:
+    if session.event_columns:
+        message.event_columns.CopyFrom(convert.event_columns_to_pb(EventColumns.of(events)))
+    else:
+        message.events.extend(map(convert.event_to_pb, events))
 
 
 async def _beat(session: _Session) -> None:

@@ -31,7 +31,7 @@ def test_a_snapshot_and_what_follows_it_is_the_whole_view():
     for i in range(6):
         world.serve([i % 4, *range(10)], reply=[i], extra=2)
     last, stored = world.cache.snapshot()
-    view = {(e.kind.value.split("_")[0], e.prefix_hash, e.position) for e in stored}
+    view = {(e.kind.name.lower().split("_")[0], e.prefix_hash, e.position) for e in stored}
     world.events += world.cache.drain_events()
     seen = len(world.events)
     assert world.events[-1].sequence == last
@@ -39,7 +39,7 @@ def test_a_snapshot_and_what_follows_it_is_the_whole_view():
         world.serve([40 + i] * 17, extra=2)
     world.events += world.cache.drain_events()
     for e in world.events[seen:]:
-        what, change = e.kind.value.split("_")
+        what, change = e.kind.name.lower().split("_")
         (view.add if change == "stored" else view.remove)((what, e.prefix_hash, e.position))
     assert view == world.snapshot() == world.replayed()
 
@@ -58,13 +58,13 @@ class Subscriber:
                 self.lost = True
             elif e.sequence == self.sequence + 1:
                 self.sequence = e.sequence
-                what, change = e.kind.value.split("_")
+                what, change = e.kind.name.lower().split("_")
                 (self.view.add if change == "stored" else self.view.remove)((what, e.prefix_hash, e.position))
 
     def snapshot(self, last: int, entries: Sequence[CacheEvent]) -> None:
         if last >= self.sequence:
             self.sequence, self.lost = last, False
-            self.view = {(e.kind.value.split("_")[0], e.prefix_hash, e.position) for e in entries}
+            self.view = {(e.kind.name.lower().split("_")[0], e.prefix_hash, e.position) for e in entries}
 
 
 def contents(world: World) -> set[tuple[str, bytes, int]]:

@@ -228,7 +228,7 @@ def test_events_name_boundaries_and_checkpoints_in_order(world):
     chain = world.chain([1, 2, 3, 4, 5, 6])
     events = world.cache.drain_events()
     world.events += events
-    assert [(e.sequence, e.kind.value, e.prefix_hash, e.position) for e in events] == [
+    assert [(e.sequence, e.kind.name.lower(), e.prefix_hash, e.position) for e in events] == [
         (1, "block_stored", chain.prefix_hash(4), 4),
         (2, "checkpoint_stored", chain.prefix_hash(6), 6),
         (3, "block_removed", chain.prefix_hash(4), 4),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from grpc import aio
 
 from twinflow.contracts.errors import Cancelled, TwinflowError
-from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.events import CacheEvent, EventColumns
 from twinflow.contracts.hashing import unpack_tokens
 from twinflow.contracts.requests import FinishReason, RequestStats, Sample, TokenLogprobs
 from twinflow.contracts.workers import Load, Role, WorkerRecord
@@ -47,6 +47,7 @@ class FakeWorker(rpc.WorkerServicer):
         self.delay_s = 0.0  # before every token
         self.tokens_per_step = 1
         self.columns = False  # tokens of which there is no more to say go in columns
+        self.event_columns = True  # cache events go in columns; False: as a worker of an earlier release tells them
         self.gate: asyncio.Event | None = None  # nothing is generated before it is set
         self.error: TwinflowError | None = None
         self.hello_error: TwinflowError | None = None
@@ -57,6 +58,7 @@ class FakeWorker(rpc.WorkerServicer):
         self.stats = RequestStats(cached_tokens=3, route="local", transport="none")
         self.spoil: Callable[[pb.StepReport], None] = lambda step: None  # may change a step before it is sent
         self.services: list[Callable[[aio.Server], None]] = []  # more of them, added at the start
+        self.hello = pb.RouterHello()  # of the newest session
         self.submits: list[pb.Submit] = []
         self.cancels: dict[str, float] = {}
         self.resyncs = 0
@@ -101,17 +103,23 @@ class FakeWorker(rpc.WorkerServicer):
             out.put_nowait(None)
 
     def emit(self, *events: CacheEvent, load: Load | None = None) -> None:
-        step = pb.StepReport(events=[convert.event_to_pb(e) for e in events])
+        step = pb.StepReport(**self._told(events))
         if load is not None:
             step.load.CopyFrom(convert.load_to_pb(load))
         for out in self._outs:
             out.put_nowait(pb.WorkerMessage(step=step))
+
+    def _told(self, events: Sequence[CacheEvent]) -> dict[str, object]:
+        if self.event_columns and events:
+            return {"event_columns": convert.event_columns_to_pb(EventColumns.of(events))}
+        return {"events": [convert.event_to_pb(e) for e in events]}
 
     # ---- the service ----
 
     async def Serve(self, request_iterator, context):
         first = await anext(request_iterator)
         assert first.WhichOneof("message") == "hello", first
+        self.hello = first.hello
         if self.hello_error is not None:
             error = convert.error_to_pb(self.hello_error)
             yield pb.WorkerMessage(hello=pb.WorkerHello(record=convert.record_to_pb(self.record), error=error))
@@ -152,7 +160,7 @@ class FakeWorker(rpc.WorkerServicer):
             elif kind == "resync":
                 self.resyncs += 1
                 sequence, events = self.snapshot
-                snapshot = pb.Snapshot(sequence=sequence, events=[convert.event_to_pb(e) for e in events])
+                snapshot = pb.Snapshot(sequence=sequence, **self._told(events))
                 out.put_nowait(pb.WorkerMessage(snapshot=snapshot))
 
     def _cancel(self, id: str, out: Out) -> None:

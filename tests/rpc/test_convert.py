@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from twinflow.contracts import errors
-from twinflow.contracts.events import CacheEvent, EventKind
+from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
+from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import (
     FinishReason,
     Grammar,
@@ -98,6 +99,13 @@ CASES = [
         convert.event_to_pb,
         lambda m: next(iter(convert.events_from_pb([m]))),
     ),
+    (
+        "event-columns",
+        EventColumns(3, bytes([4, 200]), b"h" * 16 + b"i" * 16, pack_tokens([70, 2**32 - 1])),
+        pb.EventColumns,
+        convert.event_columns_to_pb,
+        convert.event_columns_from_pb,
+    ),
     ("tag", StateTag(b"t" * 16, 70, "f" * 32), pb.StateTag, convert.tag_to_pb, convert.tag_from_pb),
 ]
 
@@ -139,6 +147,35 @@ def test_unknown_error_reason_becomes_internal():
 def test_unknown_values_are_named(call):
     with pytest.raises(errors.BadRequest, match="melted"):
         call()
+
+
+EVENTS = [CacheEvent(7 + i, kind, bytes([i]) * 16, 2**32 - 1 - i) for i, kind in enumerate(EventKind)]
+
+
+@pytest.mark.parametrize("events", [[], EVENTS[:1], EVENTS], ids=len)
+def test_events_one_by_one_and_in_columns_say_the_same(events):
+    columns = EventColumns.of(events)
+    assert list(columns) == events and len(columns) == len(events) and not columns.unknown_kinds
+    found = convert.events_from_pb([convert.event_to_pb(e) for e in events])
+    assert found == columns
+
+
+def test_events_with_gaps_between_their_numbers_keep_them():
+    events = [EVENTS[0], EVENTS[3], EVENTS[1], EVENTS[1]]
+    assert convert.events_from_pb([convert.event_to_pb(e) for e in events]) == events
+
+
+def test_names_and_numbers_of_event_kinds_are_those_of_the_protocol():
+    names = [convert.event_to_pb(CacheEvent(1, n, b"h" * 16, 0)).kind for n in (1, 2, 3, 4)]
+    assert names == ["block_stored", "block_removed", "checkpoint_stored", "checkpoint_removed"]
+
+
+@pytest.mark.parametrize("length", [0, 3, 15, 17])
+def test_a_hash_of_another_length_is_none(length):
+    messages = [convert.event_to_pb(e) for e in EVENTS]
+    messages[2].prefix_hash = b"?" * length
+    with pytest.raises(errors.BadRequest, match="not 16 bytes long"):
+        convert.events_from_pb(messages)
 
 
 def test_submit_and_open_make_requests():

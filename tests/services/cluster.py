@@ -157,9 +157,11 @@ class Stream:
 
 
 class RouterClient(Stream):
-    def __init__(self, address: str, router_id: str = "r0") -> None:
+    def __init__(self, address: str, router_id: str = "r0", **reads: bool) -> None:
+        """`reads`: what its hello says that it reads."""
         super().__init__(address, "Serve", pb.RouterMessage(heartbeat=pb.Heartbeat()))
-        self.put(pb.RouterMessage(hello=pb.RouterHello(router_id=router_id, protocol_min=1, protocol_max=1)))
+        hello = pb.RouterHello(router_id=router_id, protocol_min=1, protocol_max=1, **reads)
+        self.put(pb.RouterMessage(hello=hello))
 
     def submit(self, message: pb.Submit) -> None:
         self.put(pb.RouterMessage(submit=message))

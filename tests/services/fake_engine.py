@@ -71,6 +71,7 @@ class FakeEngine:
         self.closed = False
         self.deaf = False  # answers no questions
         self.flushed = False
+        self.contents: tuple[CacheEvent, ...] = ()  # of its cache
         self.at_once = self.breaks = False
         self.on_step: Callable[[str, str], None] = lambda step, request_id: None
         self._gates = {step: asyncio.Event() for step in STEPS}
@@ -165,7 +166,7 @@ class FakeEngine:
                 self.flushed |= known
                 self.report(base.Flushed(token, units, "" if known else f"unknown cache group {group!r}"))
             case base.Resync(token):
-                self.report(base.CacheSnapshot(token, 5, ()))
+                self.report(base.CacheSnapshot(token, 5, EventColumns.of(self.contents)))
             case _ if life is None:
                 pass
             case base.RunLocal() | base.PullFrom():

@@ -3,6 +3,7 @@
 from contextlib import AsyncExitStack
 
 import pytest
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from tests.services.cluster import (
     PROMPT,
@@ -18,9 +19,11 @@ from tests.services.conftest import Pair
 from tests.services.fake_engine import SLOT, FakeEngine, token
 from tests.services.previous import Previous, PreviousDecode, PreviousPrefill
 from twinflow.contracts.errors import Incompatible
+from twinflow.contracts.events import CacheEvent, EventKind
 from twinflow.contracts.requests import Grammar, GrammarKind
 from twinflow.engine import base
 from twinflow.node.handshake import features, same_verify
+from twinflow.rpc import convert
 from twinflow.rpc.v1 import engine_pb2 as pb
 from twinflow.transfer.base import GenerationOpened
 
@@ -35,10 +38,11 @@ def test_the_frozen_protocol_is_older() -> None:
 
 
 def test_nothing_that_the_previous_release_reads_has_changed() -> None:
-    """Every field of its hand-off messages is still there: same number, type and label."""
+    """Every field of its hand-off messages and its sessions with routers is still there: same number, type and label."""
     old, new = Previous(), pb.DESCRIPTOR.message_types_by_name
     for name in ("HandoffHello", "HandoffRequest", "HandoffReply", "Open", "Accepted", "Blocks", "FirstToken", "Finished",
-                 "Pulled", "Confirmed", "Release", "Failed", "ArenaInfo", "Sampling", "StateTag", "RequestStats"):  # fmt: skip
+                 "Pulled", "Confirmed", "Release", "Failed", "ArenaInfo", "Sampling", "StateTag", "RequestStats",
+                 "RouterHello", "WorkerHello", "Submit", "StepReport", "Output", "CacheEvent", "Snapshot"):  # fmt: skip
         for was in getattr(old, name).DESCRIPTOR.fields:
             now = new[name].fields_by_number.get(was.number)
             assert now is not None, f"{name}.{was.name} is gone"
@@ -116,6 +120,44 @@ async def test_an_older_prefill_worker_gets_no_reply_that_is_held_to_a_grammar(
         assert "structured outputs" in last.stats.reason
         (sent,) = engine.sent(base.Submit)
         assert sent.request.sampling.grammar == Grammar(GrammarKind.REGEX, "a+", field="f")
+
+
+@pytest.mark.parametrize(
+    "reads", [(), ("columns",), ("columns", "event_columns")], ids=["previous", "columns", "event-columns"]
+)
+async def test_each_router_gets_cache_events_as_it_reads_them(
+    pair: Pair, opened: AsyncExitStack, reads: tuple[str, ...]
+) -> None:
+    """To one that says nothing all is said in the previous release's words. Others beside it get theirs."""
+    kinds = list(EventKind)
+    events = tuple(CacheEvent(5 + i, kind, bytes([i]) * 16, 4 * i) for i, kind in enumerate(kinds))
+    contents = tuple(CacheEvent(9, kind, bytes([i]) * 16, 4 * i) for i, kind in enumerate(kinds[::2]))
+    router = RouterClient(pair.d.address, "r1", **dict.fromkeys(reads, True))
+    opened.push_async_callback(router.close)
+    await until(lambda: pair.d.routers.connected == 2)
+    pair.d_engine.contents = contents
+    pair.d_engine.report(events=events)
+    pair.d_engine.report(events=())
+    router.put(pb.RouterMessage(resync=pb.Resync()))
+    snapshot = await router.wait("snapshot")
+    (step,) = [s for s in router.of("step") if s.events or s.HasField("event_columns")]
+    if "event_columns" in reads:
+        assert not step.events and not snapshot.events
+        assert list(convert.event_columns_from_pb(step.event_columns)) == list(events)
+        found = convert.event_columns_from_pb(snapshot.event_columns)
+        assert [e[1:] for e in found] == [e[1:] for e in contents]
+    else:
+        assert not step.HasField("event_columns") and not snapshot.HasField("event_columns")
+        assert list(convert.events_from_pb(step.events)) == list(events)
+        old = Previous()
+        for message, kind in ((step, old.StepReport), (snapshot, old.Snapshot)):
+            known = kind.FromString(message.SerializeToString())
+            assert not len(UnknownFieldSet(known)) and len(known.events) == len(message.events)
+        assert [(e.kind, e.prefix_hash) for e in snapshot.events] == [
+            ("block_stored", bytes(16)), ("checkpoint_stored", b"\1" * 16)
+        ]  # fmt: skip
+    (beside,) = [s for s in pair.router.of("step") if s.events or s.HasField("event_columns")]
+    assert list(convert.events_from_pb(beside.events)) == list(events)
 
 
 async def test_a_worker_of_this_release_is_asked_for_the_checkpoint(opened: AsyncExitStack) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from twinflow.cache.base import PoolCounts
-from twinflow.contracts.events import CacheEvent, EventColumns
+from twinflow.contracts.events import EventColumns
 from twinflow.contracts.groups import GroupSpec
 from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import GenerateRequest, RequestStats, Sample
@@ -341,7 +341,7 @@ class MatchFound:
 class CacheSnapshot:
     token: int
     sequence: int
-    events: tuple[CacheEvent, ...]
+    events: EventColumns
 
 
 Answer = Flushed | Inspected | MatchFound | CacheSnapshot  # to a command with that token, about no request

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from twinflow.cache.base import Cache
 from twinflow.contracts.errors import BadRequest
+from twinflow.contracts.events import EventColumns
 from twinflow.contracts.hashing import TokenChain
 from twinflow.engine import base
 from twinflow.engine.sequence import Sequence
@@ -27,7 +28,7 @@ def answer(question: Question, cache: Cache, block_tokens: int, sequences: Itera
         case base.Resync(token):
             # events not yet reported are part of the snapshot; they follow it with lower numbers and are ignored
             sequence, events = cache.snapshot()
-            return base.CacheSnapshot(token, sequence, tuple(events))
+            return base.CacheSnapshot(token, sequence, EventColumns.of(events))
 
 
 def flush(cache: Cache, token: int, group: str | None) -> base.Flushed:

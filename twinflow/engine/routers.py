@@ -2,20 +2,20 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from grpc import aio
 
 from twinflow.contracts.errors import TwinflowError
-from twinflow.contracts.events import CacheEvent
+from twinflow.contracts.events import EventColumns
 from twinflow.contracts.workers import Load, WorkerRecord
 from twinflow.engine.base import CacheSnapshot, Command, Resync
 from twinflow.node.handshake import negotiate
 from twinflow.node.outbox import Outbox
 from twinflow.node.pulse import Pulse, SessionTimes, unhandled
 from twinflow.node.stream import abort, converse, first_message
-from twinflow.rpc.convert import error_to_pb, event_to_pb, load_to_pb, record_to_pb
+from twinflow.rpc.convert import error_to_pb, event_columns_to_pb, event_to_pb, load_to_pb, record_to_pb
 from twinflow.rpc.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -27,10 +27,17 @@ class RouterStream:
     """One router's stream. Outputs gather, in the message that will carry them, until `flush`; after its end they go nowhere."""
 
     def __init__(
-        self, router_id: str, outbox: Outbox[pb.WorkerMessage], load: Callable[[], Load], columns: bool = False
+        self,
+        router_id: str,
+        outbox: Outbox[pb.WorkerMessage],
+        load: Callable[[], Load],
+        columns: bool = False,
+        event_columns: bool = False,
     ) -> None:
-        """`columns`: the router reads tokens in columns, which cost both sides a fraction of an output each."""
+        """`columns`: the router reads tokens in columns, which cost both sides a fraction of an output each. `event_columns`:
+        and cache events, which cost them hardly anything so."""
         self.router_id = router_id
+        self.event_columns = event_columns
         self._outbox = outbox
         self._message = pb.WorkerMessage()
         self._columns = columns
@@ -59,15 +66,17 @@ class RouterStream:
         self.add(pb.Output(id=request_id, error=error_to_pb(error)))
         self.flush()
 
-    def flush(self, events: Sequence[pb.CacheEvent] = ()) -> None:
-        """Sends what gathered, the events and the load as one message; nothing if nothing is new."""
+    def flush(self, told: pb.StepReport | None = None) -> None:
+        """Sends what gathered, `told` (cache events, in the form that the router reads) and the load as one message; nothing if
+        nothing is new."""
         load = self._load()
         now, sent = time.monotonic(), self._load_sent
         paced = sent is None or load != sent or (load.pace != sent.pace and now > self._pace_due_s)
         step = self._message.step
-        if step.outputs or step.token_ids or events or paced:
+        if step.outputs or step.token_ids or told is not None or paced:
             self._pace_due_s = now + PACE_EVERY_S
-            step.events.extend(events)
+            if told is not None:
+                step.MergeFrom(told)
             step.load.CopyFrom(load_to_pb(load))
             self._outbox.put(self._message)
             self._message, self._load_sent = pb.WorkerMessage(), load
@@ -132,7 +141,7 @@ class RouterStreams:
             return await abort(context, e)
         outbox: Outbox[pb.WorkerMessage] = Outbox()
         outbox.put(pb.WorkerMessage(hello=pb.WorkerHello(record=record_to_pb(self._record()), protocol=protocol)))
-        stream = RouterStream(hello.router_id, outbox, lambda: self._record().load, hello.columns)
+        stream = RouterStream(hello.router_id, outbox, lambda: self._record().load, hello.columns, hello.event_columns)
         self._streams.append(stream)
         stream.flush()
         pulse = Pulse(self._times, lambda n: outbox.put(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=n))))
@@ -170,19 +179,29 @@ class RouterStreams:
             case other:
                 log.warning("router %s sent an unexpected %s", stream.router_id, other)
 
-    def publish(self, events: Iterable[CacheEvent]) -> None:
+    def publish(self, events: EventColumns) -> None:
         """Everything of one engine report, one message per stream."""
-        messages = [event_to_pb(e) for e in events]
+        told = dict[bool, pb.StepReport]()
         for stream in self._streams:
-            stream.flush(messages)
+            form = stream.event_columns
+            if events and form not in told:
+                told[form] = pb.StepReport(**_as_read(events, form))
+            stream.flush(told.get(form))
 
     def snapshot(self, notice: CacheSnapshot) -> None:
         """Answers the router that asked; it may be gone."""
         stream = self._resyncs.pop(notice.token, None)
         if stream is not None:
-            events = [event_to_pb(e) for e in notice.events]
-            stream.send_snapshot(pb.Snapshot(sequence=notice.sequence, events=events))
+            contents = _as_read(notice.events, stream.event_columns)
+            stream.send_snapshot(pb.Snapshot(sequence=notice.sequence, **contents))
 
     def close(self) -> None:
         for stream in self._streams:
             stream.close()
+
+
+def _as_read(events: EventColumns, columns: bool) -> dict[str, Any]:
+    """Fields of a step or a snapshot, for a router that reads columns or not."""
+    if columns:
+        return {"event_columns": event_columns_to_pb(events)}
+    return {"events": [event_to_pb(e) for e in events]}

@@ -5,12 +5,13 @@ penalties are float32 on the wire. Values this release doesn't know (a role, an 
 peer) raise `BadRequest` that names them, so that a session can refuse instead of guessing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TypeVar
 
 from twinflow.contracts.errors import BadRequest, TwinflowError, from_reason
-from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
+from twinflow.contracts.events import POSITION_BYTES, CacheEvent, EventColumns, EventKind
+from twinflow.contracts.hashing import HASH_BYTES, pack_tokens
 from twinflow.contracts.hits import GroupHit
 from twinflow.contracts.requests import (
     FinishReason,
@@ -29,19 +30,19 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 
 E = TypeVar("E", bound=Enum)
 
-_EVENT_KINDS = {kind.value: kind for kind in EventKind}
+_EVENT_NAMES = {kind: kind.name.lower() for kind in EventKind}
+_EVENT_KINDS = {name: kind for kind, name in _EVENT_NAMES.items()}
 
 
 def _known(kind: type[E], value: str, field: str) -> E:
     try:
         return kind(value)
     except ValueError:
-        raise _unknown(kind, value, field) from None
+        raise _unknown([member.value for member in kind], value, field) from None
 
 
-def _unknown(kind: type[Enum], value: str, field: str) -> BadRequest:
-    known = ", ".join(str(member.value) for member in kind)
-    return BadRequest(f"unknown {field} {value!r} (known: {known})", param=field)
+def _unknown(known: Iterable[str], value: str, field: str) -> BadRequest:
+    return BadRequest(f"unknown {field} {value!r} (known: {', '.join(known)})", param=field)
 
 
 # ---- requests ----
@@ -277,18 +278,41 @@ def record_from_pb(m: pb.WorkerRecord) -> WorkerRecord:
 
 
 def event_to_pb(e: CacheEvent) -> pb.CacheEvent:
-    return pb.CacheEvent(sequence=e.sequence, kind=e.kind.value, prefix_hash=e.prefix_hash, position=e.position)
+    return pb.CacheEvent(
+        sequence=e.sequence, kind=_EVENT_NAMES[EventKind(e.kind)], prefix_hash=e.prefix_hash, position=e.position
+    )
 
 
-def events_from_pb(messages: Sequence[pb.CacheEvent]) -> EventColumns:
+def events_from_pb(messages: Sequence[pb.CacheEvent]) -> Iterable[CacheEvent]:
+    """Those of a peer that tells them one by one. As columns if they are numbered without gaps, as they should be."""
     messages = list(messages)
     try:
-        kinds = [_EVENT_KINDS[m.kind] for m in messages]
+        kinds = bytes([_EVENT_KINDS[m.kind] for m in messages])
     except KeyError as e:
-        raise _unknown(EventKind, str(e.args[0]), "event kind") from None
-    return EventColumns(
-        [m.sequence for m in messages], kinds, [m.prefix_hash for m in messages], [m.position for m in messages]
-    )
+        raise _unknown(_EVENT_KINDS, str(e.args[0]), "event kind") from None
+    sequences, hashes = [m.sequence for m in messages], [m.prefix_hash for m in messages]
+    positions = [m.position for m in messages]
+    if any(len(h) != HASH_BYTES for h in hashes):
+        raise BadRequest(f"a cache event has a hash that is not {HASH_BYTES} bytes long")
+    first = sequences[0] if sequences else 1
+    if sequences == list(range(first, first + len(sequences))):
+        return EventColumns(first, kinds, b"".join(hashes), pack_tokens(positions))
+    return list(map(CacheEvent, sequences, kinds, hashes, positions))
+
+
+def event_columns_to_pb(e: EventColumns) -> pb.EventColumns:
+    return pb.EventColumns(first_sequence=e.first, kinds=e.kinds, prefix_hashes=e.hashes, positions=e.positions)
+
+
+def event_columns_from_pb(m: pb.EventColumns) -> EventColumns:
+    """Kinds of a newer peer stay as they are."""
+    e = EventColumns(m.first_sequence, m.kinds, m.prefix_hashes, m.positions)
+    n = len(e.kinds)
+    if len(e.hashes) != n * HASH_BYTES or len(e.positions) != n * POSITION_BYTES:
+        raise BadRequest(
+            f"columns of cache events do not match: {n} kinds, {len(e.hashes)} bytes of hashes, {len(e.positions)} of positions"
+        )
+    return e
 
 
 def hit_to_pb(h: GroupHit) -> admin_pb.GroupMatch:

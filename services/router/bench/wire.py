@@ -1,18 +1,19 @@
 """Between a simulated worker and the router: messages arrive, a little late, and as wrong as asked for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from services.router.bench.clock import VirtualClock
 from services.router.dispatch.reports import Reports, Taker
 from services.router.view.view import View
-from twinflow.contracts.events import EventKind
+from twinflow.contracts.events import EventColumns, EventKind
 from twinflow.contracts.workers import WorkerRecord
+from twinflow.rpc import convert
 from twinflow.rpc.v1 import engine_pb2 as pb
 
 REPORT_S = 0.001
-REMOVALS = (EventKind.BLOCK_REMOVED.value, EventKind.CHECKPOINT_REMOVED.value)
+REMOVALS = (EventKind.BLOCK_REMOVED, EventKind.CHECKPOINT_REMOVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +49,18 @@ class Wire:
         step.load.pace.busy_s *= self._factor
         for output in step.outputs:
             output.stats.transfer_s *= self._factor
-        late = pb.StepReport(events=self._told(step))
-        del step.events[:]
+        told = self._told(convert.event_columns_from_pb(step.event_columns))
+        step.ClearField("event_columns")
         self._deliver(step, REPORT_S)
-        if late.events:
+        if told:
+            late = pb.StepReport(event_columns=convert.event_columns_to_pb(told))
             self._deliver(late, REPORT_S + self._disturbance.events_s)
 
     def _deliver(self, step: pb.StepReport, delay_s: float) -> None:
         self._clock.after(delay_s, lambda: self._reports.handle(pb.WorkerMessage(step=step)))
 
-    def _told(self, step: pb.StepReport) -> list[pb.CacheEvent]:
+    def _told(self, events: EventColumns) -> EventColumns:
         lost = self._disturbance.lost_removals
-        told = []
-        for event in step.events:
-            if lost and event.kind in REMOVALS and self._random.random() < lost:
-                continue
-            self._sequence += 1
-            event.sequence = self._sequence
-            told.append(event)
-        return told
+        told = [e for e in events if not (lost and e.kind in REMOVALS and self._random.random() < lost)]
+        first, self._sequence = self._sequence + 1, self._sequence + len(told)
+        return replace(EventColumns.of(told), first=first)

@@ -11,6 +11,7 @@ from services.router.bench.clock import VirtualClock
 from services.router.bench.prompt import RunPrompt
 from services.router.bench.timing import Timing
 from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
+from twinflow.contracts.events import EventColumns
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load, Pace, WorkerRecord
 from twinflow.rpc import convert
@@ -108,9 +109,11 @@ class SimWorker:
     # ---- reports ----
 
     def report(self, outputs: "tuple[pb.Output, ...]" = ()) -> None:
-        events = [convert.event_to_pb(e) for e in self.cache.events]
-        self.cache.events.clear()
-        self._send(pb.StepReport(outputs=outputs, events=events, load=convert.load_to_pb(self.load())))
+        step = pb.StepReport(outputs=outputs, load=convert.load_to_pb(self.load()))
+        if self.cache.events:
+            step.event_columns.CopyFrom(convert.event_columns_to_pb(EventColumns.of(self.cache.events)))
+            self.cache.events.clear()
+        self._send(step)
         if not self._reporting and self.busy:
             self._reporting = True
             self._clock.after(REPORT_S, self._report_again)

@@ -125,7 +125,9 @@ class WorkerLink:
 
     async def _greet(self, out: Out, messages: Messages) -> None:
         router = self._settings.router_id
-        hello = pb.RouterHello(router_id=router, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX, columns=True)
+        hello = pb.RouterHello(
+            router_id=router, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX, columns=True, event_columns=True
+        )
         out.put(pb.RouterMessage(hello=hello))
         first = await anext(messages)
         if first.WhichOneof("message") != "hello":

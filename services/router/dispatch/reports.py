@@ -1,12 +1,12 @@
 """What one worker says in its session, to whom it concerns: tokens to their requests, load and cache events to the view."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from services.router.view.view import View
 from twinflow.contracts.errors import BadRequest, TwinflowError
-from twinflow.contracts.events import EventColumns
+from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.requests import RequestStats, Sample
 from twinflow.contracts.workers import WorkerRecord
 from twinflow.rpc import convert
@@ -51,7 +51,7 @@ class Reports:
         is given, soon: a first token does not wait for the hundreds that were stored with it."""
         self._events = events
         self._later = later
-        self._waiting: list[Sequence[pb.CacheEvent]] = []  # of steps, in order
+        self._waiting: list[pb.StepReport] = []  # whose events are to be followed, in order
         self._passed_over = False  # some were, as was told
         self._record = record
         self._view = view
@@ -93,10 +93,10 @@ class Reports:
                 taker.fail(convert.error_from_pb(output.error))
         if step.HasField("load"):
             self._view.set_load(self._record.key, convert.load_from_pb(step.load))
-        if self._events and step.events:
-            self._waiting.append(step.events)
+        if self._events and (step.HasField("event_columns") or step.events):
+            self._waiting.append(step)
             if len(self._waiting) == 1:
-                if len(step.events) > FEW_EVENTS:
+                if len(step.event_columns.kinds or step.events) > FEW_EVENTS:
                     self._later(self.catch_up)
                 else:
                     self.catch_up()
@@ -105,27 +105,35 @@ class Reports:
         """The view follows all events that have come."""
         key, waiting = self._record.key, self._waiting
         self._waiting = []
-        for messages in waiting:
-            if self._follow(messages, lambda events: self._view.apply(key, events)):
+        for step in waiting:
+            if self._follow(step, lambda events: self._view.apply(key, events)):
                 log.info("cache events of worker %s have a gap: asking for a snapshot", self._record.id)
                 self._resync()
 
     def _on_snapshot(self, snapshot: pb.Snapshot) -> None:
         self.catch_up()
         key, sequence = self._record.key, snapshot.sequence
-        if self._follow(snapshot.events, lambda contents: self._view.replace(key, sequence, contents)):
+        if self._follow(snapshot, lambda contents: self._view.replace(key, sequence, contents)):
             self._resync()
 
-    def _follow(self, messages: Sequence[pb.CacheEvent], change: Callable[[EventColumns], bool]) -> bool:
+    def _follow(self, told: pb.StepReport | pb.Snapshot, change: Callable[[Iterable[CacheEvent]], bool]) -> bool:
         """What `change` says. Events of a kind that a newer release has, or that make no sense, are passed over: they are hints,
         and no reason to lose a worker."""
         try:
-            return change(convert.events_from_pb(messages))
+            if not told.HasField("event_columns"):  # of a worker of an earlier release
+                return change(convert.events_from_pb(told.events))
+            events = convert.event_columns_from_pb(told.event_columns)
+            if unknown := events.unknown_kinds:
+                self._pass_over(BadRequest(f"unknown event kinds {sorted(set(unknown))}"))
+            return change(events)
         except Exception as e:  # process edge
-            if not self._passed_over:
-                log.warning("cache events of worker %s are passed over", self._record.id, exc_info=e)
-            self._passed_over = True
+            self._pass_over(e)
             return False
+
+    def _pass_over(self, why: Exception) -> None:
+        if not self._passed_over:
+            log.warning("cache events of worker %s are passed over", self._record.id, exc_info=why)
+        self._passed_over = True
 
 
 def _is_plain(sample: pb.Sample, output: pb.Output) -> bool:

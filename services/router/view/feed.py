@@ -4,15 +4,17 @@ Events apply only in sequence. After a gap the index keeps what it has (a stale 
 back and a snapshot is asked for, which replaces everything.
 """
 
+from array import array
 from collections.abc import Iterable
 
 from services.router.view.index import HitIndex
-from services.router.view.prompt import key_of, keys_of
+from services.router.view.prompt import KEY_BYTES, key_of
 from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
+from twinflow.contracts.hashing import HASH_BYTES
 
 MAX_PENDING_EVENTS = 100_000
-MANY = 16  # events that are better taken together
-_STORED, _REMOVED = EventKind.BLOCK_STORED, EventKind.BLOCK_REMOVED  # members are found slowly, and these are many
+MANY = 112  # events that are worth arrays
+_STORED, _REMOVED, _SAVED, _DROPPED = map(int, EventKind)  # members are found slowly, and these are many
 
 
 class Feed:
@@ -42,8 +44,9 @@ class Feed:
     def apply(self, events: Iterable[CacheEvent]) -> bool:
         """Takes events in any order; returns True when a gap has just opened: ask for a snapshot."""
         had_gap = self.has_gap
-        events = EventColumns.of(events)
-        if len(events) >= MANY and not had_gap and self._apply_all(events):
+        if isinstance(events, EventColumns) and events.first == self.sequence + 1 and not had_gap:
+            self._change_all(events)
+            self.sequence += len(events)
             return False
         for e in events:
             if e.sequence == self.sequence + 1:
@@ -53,31 +56,16 @@ class Feed:
         self._drain_pending()
         return self.has_gap and not had_gap
 
-    def _apply_all(self, events: EventColumns) -> bool:
-        """Those of a long prompt, at once: the next ones in order, and about blocks of which none comes and goes."""
-        if events.sequences != list(range(self.sequence + 1, self.sequence + 1 + len(events))):
-            return False
-        keys = keys_of(events.hashes).tolist()
-        stored = [key for key, kind in zip(keys, events.kinds, strict=True) if kind is _STORED]
-        removed = [key for key, kind in zip(keys, events.kinds, strict=True) if kind is _REMOVED]
-        if len(stored) + len(removed) < len(events) or not set(stored).isdisjoint(removed):
-            return False
-        self.sequence = events.sequences[-1]
-        if self.column is not None:
-            self._index.store_all(self.column, stored)
-            self._index.remove_all(self.column, removed)
-        return True
-
     def replace(self, sequence: int, contents: Iterable[CacheEvent]) -> bool:
-        """A snapshot that includes everything up to `sequence`. Returns True when a gap is still open after it."""
+        """A snapshot that includes everything up to `sequence`; its events' own numbers say nothing. Returns True when a gap is
+        still open after it."""
         if sequence < self.sequence:  # overtaken by events that came meanwhile
             return self.has_gap
         if len(self):
             self.close()
         if self.column is None:
             self.column = self._index.take_column()
-        for e in contents:
-            self._change(e)
+        self._change_all(EventColumns.of(contents))
         self.sequence = sequence
         self._pending = {n: e for n, e in self._pending.items() if n > sequence}
         self._drain_pending()
@@ -89,17 +77,27 @@ class Feed:
 
     def _apply(self, e: CacheEvent) -> None:
         self.sequence = e.sequence
-        self._change(e)
+        if self.column is not None:
+            self._change(self.column, e.kind, key_of(e.prefix_hash), e.position)
 
-    def _change(self, e: CacheEvent) -> None:
+    def _change_all(self, events: EventColumns) -> None:
         if self.column is None:
             return
-        index, key = self._index, key_of(e.prefix_hash)
-        if e.kind is _STORED:
-            index.store(self.column, key)
-        elif e.kind is _REMOVED:
-            index.remove(self.column, key)
-        elif e.kind is EventKind.CHECKPOINT_STORED:
-            index.store_checkpoint(self.column, key, e.position)
-        else:
-            index.remove_checkpoint(self.column, key)
+        if len(events) >= MANY:
+            self._index.change(self.column, events)
+            return
+        hashes = events.hashes
+        keys = [key_of(hashes[at : at + KEY_BYTES]) for at in range(0, len(hashes), HASH_BYTES)]
+        for kind, key, position in zip(events.kinds, keys, array("I", events.positions), strict=True):
+            self._change(self.column, kind, key, position)
+
+    def _change(self, column: int, kind: int, key: int, position: int) -> None:
+        """Kinds that only a newer release knows change nothing."""
+        if kind == _STORED:
+            self._index.store(column, key)
+        elif kind == _REMOVED:
+            self._index.remove(column, key)
+        elif kind == _SAVED:
+            self._index.store_checkpoint(column, key, position)
+        elif kind == _DROPPED:
+            self._index.remove_checkpoint(column, key)

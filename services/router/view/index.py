@@ -9,23 +9,24 @@ incarnation has a column; a column that is given back is used again once it is i
 """
 
 from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.router.view.expected import Expected, words_of
 from services.router.view.prompt import FEW_BLOCKS, PromptKeys, ReplyKeys
-from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
+from services.router.view.table import COLUMNS, KEY_BYTES, U64, WORDS, KeyTable
 from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
+from twinflow.contracts.events import EventColumns, EventKind
 from twinflow.contracts.facts import fact
+from twinflow.contracts.hashing import HASH_BYTES
 from twinflow.contracts.workers import WorkerRecord
 
 CHECKPOINT = 0x5DEECE66D51A7E57  # a checkpoint's key: its hash's, with these bits turned
 FIRST_BLOCKS, MORE_BLOCKS = 64, 1024  # looked up at a time: many prompts end soon
 FEW_COLUMNS = 8  # of those that hold a prompt that is looked up block by block
 MAX_GATHERED = 1024  # keys written and not in the table yet
+MAX_CHANGED = 4096  # keys put into the table at a time: what a huge message needs of memory beside it
 MAX_TAILS = 256  # mid-block positions whose hashes are tried per prompt, about 1 µs each
 MAX_POSITION = 1 << 22  # of mid-block checkpoints that are remembered
 
@@ -103,11 +104,26 @@ class HitIndex:
     def store(self, column: int, key: int) -> None:
         self._gather(key, column, True)
 
-    def store_all(self, column: int, keys: list[int]) -> None:
-        self._gather_all(keys, column, True)
-
-    def remove_all(self, column: int, keys: list[int]) -> None:
-        self._gather_all(keys, column, False)
+    def change(self, column: int, events: EventColumns) -> None:
+        """Many at once; of several about one entry the last counts."""
+        kinds, positions = np.frombuffer(events.kinds, np.uint8), np.frombuffer(events.positions, "<u4")
+        keys = np.frombuffer(events.hashes, "<u8")[:: HASH_BYTES // KEY_BYTES].astype(np.uint64)
+        if events.unknown_kinds:
+            known = np.isin(kinds, list(EventKind))
+            kinds, positions, keys = kinds[known], positions[known], keys[known]
+        saved = kinds == EventKind.CHECKPOINT_STORED
+        for position in set(positions[saved].tolist()):
+            self._remember(position)
+        keys[saved | (kinds == EventKind.CHECKPOINT_REMOVED)] ^= np.uint64(CHECKPOINT)
+        stored = saved | (kinds == EventKind.BLOCK_STORED)
+        ordered = np.sort(keys)
+        if (ordered[1:] == ordered[:-1]).any():
+            last = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]
+            keys, stored = keys[last], stored[last]
+        if self._gathered and not self._gathered.keys().isdisjoint(keys.tolist()):
+            self._flush()
+        for at in range(0, len(keys), MAX_CHANGED):
+            self._table.change(column, keys[at : at + MAX_CHANGED], stored[at : at + MAX_CHANGED])
 
     def store_checkpoint(self, column: int, key: int, position: int) -> None:
         self._gather(key ^ CHECKPOINT, column, True)
@@ -139,23 +155,16 @@ class HitIndex:
         if len(self._gathered) >= MAX_GATHERED:
             self._flush()
 
-    def _gather_all(self, keys: list[int], column: int, stored: bool) -> None:
-        if not self._gathered.keys().isdisjoint(keys):
-            for key in keys:
-                self._gather(key, column, stored)
-            return
-        bit = 1 << column
-        self._gathered.update(dict.fromkeys(keys, (bit, 0) if stored else (0, bit)))
-        if len(self._gathered) >= MAX_GATHERED:
-            self._flush()
-
     def _flush(self) -> None:
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}
         alike: dict[tuple[int, int], list[int]] = {}  # few columns, many keys
-        for sets, run in groupby(gathered.items(), itemgetter(1)):  # what came together is alike
-            alike.setdefault(sets, []).extend(map(itemgetter(0), run))
+        for key, sets in gathered.items():
+            if sets in alike:
+                alike[sets].append(key)
+            else:
+                alike[sets] = [key]
         for side, change in ((1, self._table.discard), (0, self._table.add)):
             parts = [(keys, column) for sets, keys in alike.items() for column in _columns(sets[side])]
             if parts:

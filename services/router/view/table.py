@@ -48,6 +48,7 @@ class KeyTable:
         self._buckets = FIRST_BUCKETS
         self._level = FIRST_BUCKETS  # buckets when this round of splits began
         self._entries = 0
+        self._moves = 0  # times that rows may have changed their keys
         self._epoch = 1
         self._in_epoch = 0
         self._by_epoch: dict[int, int] = {}  # entries, oldest first
@@ -106,39 +107,30 @@ class KeyTable:
 
     def _addresses(self, hashes: U64) -> I64:
         at = (hashes & np.uint64(2 * self._level - 1)).astype(np.int64)
-        at[at >= self._buckets] -= self._level
-        return at
+        return at - (at >= self._buckets) * self._level
 
     def _both(self, keys: U64) -> I64:
-        """(n, 2): the buckets where each key may be."""
-        buckets = np.empty((len(keys), 2), np.int64)
-        buckets[:, 0], buckets[:, 1] = self._addresses(keys & _LOW), self._addresses(keys >> _HALF)
-        return buckets
+        """(n, 2): the buckets where each key may be, by its lower and its upper half."""
+        at = (keys.view(np.uint32).reshape(-1, 2) & np.uint32(2 * self._level - 1)).astype(np.int64)
+        return at - (at >= self._buckets) * self._level
 
     def _find(self, keys: U64) -> I64:
         """Row of each key, -1 where there is none."""
         buckets = self._both(keys)
-        same = self._keys.reshape(-1, WAYS)[buckets] == keys[:, None, None]
-        found = _first(buckets, same)
-        if self._ages[found[found >= 0]].all():
-            return found
-        same &= self._ages.reshape(-1, WAYS)[buckets] != 0  # a row that was freed has its last key still
-        return _first(buckets, same)
+        at = np.flatnonzero(self._keys.reshape(-1, WAYS).take(buckets, axis=0) == keys[:, None, None])
+        rows = buckets.reshape(-1)[at // WAYS] * WAYS + at % WAYS
+        alive = self._ages[rows] != 0  # a row that was freed has its last key still
+        found = np.full(len(keys), -1)
+        found[at[alive] // (2 * WAYS)] = rows[alive]
+        return found
 
     # ---- updates ----
 
     def add(self, keys: U64, columns: I64) -> None:
         """Puts columns[i] into the set of keys[i]; no pair twice. Makes the keys the youngest."""
         distinct, which = np.unique(keys, return_inverse=True)
-        rows = self._find(distinct)
-        self._touch(rows[rows >= 0])
-        new = distinct[rows < 0]
-        if len(new):
-            self._make_room(len(new))
-            self._place(new)
-            rows = self._find(distinct)
-        at = rows[which]
-        kept = at >= 0  # a full table may have forgotten some of a huge batch
+        at = self._rows(distinct, self._find(distinct))[which]
+        kept = at >= 0
         words, bits = columns[kept] >> 6, np.uint64(1) << (columns[kept] & 63).astype(np.uint64)
         fresh = (self._sets[at[kept], words] & bits) == 0
         np.bitwise_or.at(self._sets, (at[kept], words), bits)
@@ -154,7 +146,25 @@ class KeyTable:
         had = (self._sets[rows, words] & bits) != 0
         np.bitwise_and.at(self._sets, (rows, words), ~bits)
         np.subtract.at(self._per_column, columns[had], 1)
-        self._free(np.unique(rows[~self._sets[rows].any(axis=1)]))
+        self._release(np.unique(rows[~self._sets[rows].any(axis=1)]))
+        self._sweep()
+
+    def change(self, column: int, keys: U64, stored: NDArray[np.bool_]) -> None:
+        """`discard` where not `stored` and `add` where it is, of one column; no key twice."""
+        sets, bit, rows = self._sets[:, column >> 6], np.uint64(1 << (column & 63)), self._find(keys)
+        leave = rows[~stored]
+        leave = leave[leave >= 0]
+        if len(leave):
+            had = sets[leave]
+            sets[leave] = had & ~bit
+            self._per_column[column] -= np.count_nonzero(had & bit)
+            self._release(leave[~self._sets.take(leave, axis=0).any(axis=1)])
+        if len(rows) > np.count_nonzero(~stored):
+            come = self._rows(keys[stored], rows[stored])
+            come = come[come >= 0]
+            had = sets[come]
+            sets[come] = had | bit
+            self._per_column[column] += len(come) - np.count_nonzero(had & bit)
         self._sweep()
 
     def empty(self, column: int) -> None:
@@ -172,6 +182,19 @@ class KeyTable:
 
     # ---- growing and forgetting ----
 
+    def _rows(self, keys: U64, rows: I64) -> I64:
+        """Of distinct keys that were found in `rows`; new ones get some, and all are the youngest. -1: a full table has forgotten
+        that one of a huge batch again."""
+        new = np.flatnonzero(rows < 0)
+        if len(new) < len(keys):
+            self._touch(rows[rows >= 0])
+        if not len(new):
+            return rows
+        moves = self._moves
+        self._make_room(len(new))
+        rows[new] = self._place(keys[new])
+        return rows if self._moves == moves else self._find(keys)
+
     def _make_room(self, wanted: int) -> None:
         wanted = min(wanted, self.capacity)
         while self._entries + wanted > GROW_AT * self._buckets * WAYS and self._buckets < self._max_buckets:
@@ -187,6 +210,7 @@ class KeyTable:
         keys, bucket = self._keys[source], source // WAYS
         by_first = self._addresses(keys & _LOW) == bucket
         self._buckets += count
+        self._moves += 1
         hashes = np.where(by_first, keys & _LOW, keys >> _HALF)
         moving = (self._ages[source] != 0) & (self._addresses(hashes) != bucket)
         gone = source[moving]
@@ -198,16 +222,17 @@ class KeyTable:
         if self._emptying:  # rows have moved: look at all of them again
             self._emptying = dict.fromkeys(self._emptying, self._buckets * WAYS)
 
-    def _place(self, keys: U64) -> None:
+    def _place(self, keys: U64) -> I64:
         """Gives each new key a row. Two buckets that are full lose the oldest of their entries, unless the next few splits
         help: about one entry in a hundred thousand goes before its time."""
         splits = MAX_SPLITS if self._buckets < self._max_buckets else 0
+        rows, left = np.empty(len(keys), np.int64), np.arange(len(keys))
         while len(keys):
             buckets = self._both(keys)
-            free = self._ages.reshape(-1, WAYS)[buckets] == 0
+            free = self._ages.reshape(-1, WAYS).take(buckets, axis=0) == 0
             room = np.bitwise_count(free.view(np.uint64))[:, :, 0]
             each, side = np.arange(len(keys)), (room[:, 1] > room[:, 0]).astype(np.int64)
-            full = room.max(axis=1) == 0
+            full = room[:, 0] + room[:, 1] == 0
             if full.any() and splits and self._buckets < self._max_buckets:
                 self._split()
                 splits -= 1
@@ -217,14 +242,19 @@ class KeyTable:
                 self._free(np.unique(both[np.arange(len(both)), self._ages[both].argmin(axis=1)]))
                 continue
             picked = buckets[each, side] * WAYS + free[each, side].argmax(axis=1)
-            taken, winners = np.unique(picked, return_index=True)
-            self._keys[taken], self._sets[taken] = keys[winners], 0
+            self._keys[picked] = keys  # of several that picked one row the last one has it
+            has = self._keys[picked] == keys
+            rows[left[has]] = taken = picked[has]
             self._entries += len(taken)
-            self._touch(taken)
-            keys = np.delete(keys, winners)
+            self._join_epoch(taken)
+            keys, left = keys[~has], left[~has]
+        return rows
 
     def _touch(self, rows: I64) -> None:
         self._leave_epochs(rows)
+        self._join_epoch(rows)
+
+    def _join_epoch(self, rows: I64) -> None:
         self._ages[rows] = self._epoch
         self._by_epoch[self._epoch] = self._by_epoch.get(self._epoch, 0) + len(rows)
         self._in_epoch += len(rows)
@@ -251,13 +281,19 @@ class KeyTable:
         self._free(np.flatnonzero(self._ages[: self._buckets * WAYS] == oldest))
 
     def _free(self, rows: I64) -> None:
-        self._leave_epochs(rows)
         sets = self._sets[rows]
         if sets.any():
             self._per_column -= columns_of(sets, self._emptying)
             self._sets[rows] = 0
-        self._ages[rows] = 0
-        self._entries -= len(rows)
+        self._release(rows)
+
+    def _release(self, rows: I64) -> None:
+        """Rows whose sets are empty."""
+        if len(rows):
+            self._moves += 1
+            self._leave_epochs(rows)
+            self._ages[rows] = 0
+            self._entries -= len(rows)
 
     def _renumber(self) -> None:
         """Ages start again from 1; what is older than half of all epochs counts as equally old."""
@@ -292,10 +328,3 @@ def columns_of(sets: U64, but: "dict[int, int]") -> I64:
     counts: I64 = bits.sum(axis=0, dtype=np.int64)
     counts[list(but)] = 0
     return counts
-
-
-def _first(buckets: I64, wanted: NDArray[np.bool_]) -> I64:
-    """The first wanted row of each key, -1 where there is none; `buckets` (n, 2), `wanted` (n, 2, WAYS)."""
-    each, wanted = np.arange(len(buckets)), wanted.reshape(-1, 2 * WAYS)
-    at = wanted.argmax(axis=1)
-    return np.where(wanted[each, at], buckets[each, at // WAYS] * WAYS + at % WAYS, -1)

@@ -9,7 +9,7 @@ from services.router.bench.wire import REPORT_S, Disturbance, Wire
 from services.router.view.prompt import PromptKeys
 from services.router.view.view import View
 from tests.router.view.test_index import IDS, RECORD, stored
-from twinflow.contracts.events import CacheEvent, EventKind
+from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.workers import Load, Pace
 from twinflow.rpc import convert
@@ -25,7 +25,8 @@ class World:
         self.wire = Wire(RECORD, self.view, {}, self.clock, disturbance, Random(seed))
 
     def send(self, events: list[CacheEvent], load: Load) -> None:
-        self.wire.send(pb.StepReport(events=map(convert.event_to_pb, events), load=convert.load_to_pb(load)))
+        columns = convert.event_columns_to_pb(EventColumns.of(events))
+        self.wire.send(pb.StepReport(event_columns=columns, load=convert.load_to_pb(load)))
 
     def reach_at(self, time_s: float) -> tuple[int, int]:
         """(attention tokens, requests that run) as the router sees them then."""

@@ -10,8 +10,9 @@ from services.router.view.prompt import PromptKeys
 from services.router.view.view import View
 from tests.router.dispatch.test_defects import Taker
 from tests.router.view.test_index import BLOCK, IDS, RECORD, REMOVED, STORED, chain
-from twinflow.contracts.events import EventKind
+from twinflow.contracts.events import EventColumns, EventKind
 from twinflow.contracts.hashing import pack_tokens
+from twinflow.rpc import convert
 from twinflow.rpc.v1 import engine_pb2 as pb
 
 
@@ -19,7 +20,7 @@ def events(first: int, *what: tuple[EventKind, int]) -> list[pb.CacheEvent]:
     """`what`: kinds and blocks of `IDS`."""
     hashes = chain(IDS).block_hashes
     return [
-        pb.CacheEvent(sequence=first + i, kind=kind.value, prefix_hash=hashes[at], position=(at + 1) * BLOCK)
+        pb.CacheEvent(sequence=first + i, kind=kind.name.lower(), prefix_hash=hashes[at], position=(at + 1) * BLOCK)
         for i, (kind, at) in enumerate(what)
     ]
 
@@ -33,7 +34,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 class Router:
     """Reports of one worker; `waiting` is what is to be done later."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: bool = False) -> None:
+        self.columns = columns
         self.view, self.taker, self.waiting = View(), Taker(), list[Callable[[], None]]()
         self.resyncs = 0
         self.view.put(RECORD)
@@ -44,15 +46,20 @@ class Router:
         self.resyncs += 1
 
     def step(self, told: list[pb.CacheEvent], token: int) -> None:
-        step = pb.StepReport(token_requests=["a"], token_ids=[token], events=told)
+        step = pb.StepReport(token_requests=["a"], token_ids=[token])
+        if self.columns:
+            step.event_columns.CopyFrom(convert.event_columns_to_pb(EventColumns.of(convert.events_from_pb(told))))
+        else:
+            step.events.extend(told)
         self.reports.handle(pb.WorkerMessage(step=step))
 
     def reach(self) -> int:
         return self.view.snapshot(PromptKeys(pack_tokens(IDS))).workers[0].attention_tokens
 
 
-def test_events_come_after_the_tokens_in_their_order():
-    r = Router()
+@pytest.mark.parametrize("columns", [False, True], ids=["events", "columns"])
+def test_events_come_after_the_tokens_in_their_order(columns):
+    r = Router(columns)
     r.step(events(1, (STORED, 0), (STORED, 1), (STORED, 2)), 7)
     r.step(events(4, (REMOVED, 2)), 8)
     assert r.taker.got == [7, 8] and r.reach() == 0
@@ -64,8 +71,9 @@ def test_events_come_after_the_tokens_in_their_order():
     assert r.reach() == 4 * BLOCK
 
 
-def test_few_events_come_at_once_unless_others_wait():
-    r = Router()
+@pytest.mark.parametrize("columns", [False, True], ids=["events", "columns"])
+def test_few_events_come_at_once_unless_others_wait(columns):
+    r = Router(columns)
     r.step(events(1, (STORED, 0)), 7)
     assert r.reach() == BLOCK and not r.waiting
 

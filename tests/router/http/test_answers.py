@@ -225,11 +225,13 @@ async def test_messages_as_clients_write_them(cluster):
     assert unpack_tokens(cluster.workers[0].submits[0].prompt) == cluster.encode(expected)
 
 
-async def test_cache_events_become_predictions(cluster):
+@pytest.mark.parametrize("columns", [True, False], ids=["columns", "previous-release"])
+async def test_cache_events_become_predictions(cluster, columns):
     """A prompt whose blocks and checkpoint the worker reports is predicted as a hit, and only under its own salt."""
     from twinflow.contracts.events import CacheEvent, EventKind
     from twinflow.contracts.hashing import TokenChain, pack_tokens
 
+    cluster.workers[0].event_columns = columns
     ids = list(range(50, 70))
     chain = TokenChain(root_hash("f" * 32), 4, pack_tokens(ids))
     stored = [CacheEvent(i + 1, EventKind.BLOCK_STORED, h, 4 * i + 4) for i, h in enumerate(chain.block_hashes)]
@@ -246,11 +248,14 @@ async def test_cache_events_become_predictions(cluster):
     assert await predicted(cache_salt="x") == (0, 0)
 
 
-async def test_event_gap_asks_for_a_snapshot(cluster):
+@pytest.mark.parametrize("columns", [True, False], ids=["columns", "previous-release"])
+async def test_event_gap_asks_for_a_snapshot(cluster, columns):
     from twinflow.contracts.events import CacheEvent, EventKind
 
     worker = cluster.workers[0]
+    worker.event_columns = columns
     await until(lambda: worker.resyncs == 1)  # at the session's start
+    assert worker.hello.columns and worker.hello.event_columns
     event = [CacheEvent(i, EventKind.BLOCK_STORED, bytes([i]) * 16, 4) for i in range(10)]
     worker.emit(event[1])
     await until(lambda: cluster.router.view.index_entries()["d0"] == 1)

@@ -4,11 +4,12 @@ import random
 
 import pytest
 
+from services.router.view import feed
 from services.router.view.feed import Feed
 from services.router.view.index import CHECKPOINT, HitIndex
 from services.router.view.prompt import PromptKeys
-from services.router.view.table import COLUMNS
-from twinflow.contracts.events import CacheEvent, EventKind
+from services.router.view.table import COLUMNS, FIRST_BUCKETS, ROW_BYTES, WAYS
+from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
 from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
 from twinflow.contracts.workers import Role, WorkerRecord
 
@@ -159,18 +160,23 @@ def test_a_worker_without_a_column_only_counts_events():
     assert len(late) == 5
 
 
+@pytest.mark.parametrize("many", [1, feed.MANY], ids=["arrays", "one-by-one"])
 @pytest.mark.parametrize("seed", range(20))
-def test_random_operations(seed):
+def test_random_operations(seed, many, monkeypatch):
     """Two workers against plain sets; events shuffled within a window never lose anything."""
+    monkeypatch.setattr(feed, "MANY", many)
     draw = random.Random(seed)
     prompts = [[draw.randrange(3) for _ in range(draw.randrange(4, 24))] for _ in range(6)]
     cluster = Cluster(workers=2)
     models = [Model(draw, prompts), Model(draw, prompts)]
     for _ in range(60):
         which = draw.randrange(2)
-        window = models[which].events(draw.randrange(1, 5))
-        draw.shuffle(window)
-        cluster.feeds[which].apply(window)
+        window = models[which].events(draw.randrange(1, 9))
+        if draw.random() < 0.5:
+            cluster.feeds[which].apply(EventColumns.of(window))
+        else:
+            draw.shuffle(window)
+            cluster.feeds[which].apply(window)
         if draw.random() < 0.2:
             for worker, model in enumerate(models):
                 ids = draw.choice(prompts)
@@ -219,27 +225,44 @@ class Model:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_events_taken_together_are_those_taken_one_by_one(seed: int) -> None:
-    """Long messages, in order and not, with blocks that come and go in one of them."""
+    """Messages short and long, with entries that come and go in one of them, and kinds of a newer release."""
     draw = random.Random(seed)
     together, alone = HitIndex(1 << 22), HitIndex(1 << 22)
     feeds = [(Feed(together), Feed(alone)) for _ in range(2)]
-    names = [draw.randbytes(16) for _ in range(60)]
+    names = [draw.randbytes(16) for _ in range(160)]
     for _ in range(40):
         bulk, single = draw.choice(feeds)
-        kinds = draw.choice([[STORED], [STORED, REMOVED], [STORED, REMOVED, SAVED]])
-        hashes = draw.sample(names, 30) if draw.random() < 0.7 else draw.choices(names, k=30)
+        kinds = draw.choice([[STORED], [STORED, REMOVED], [STORED, REMOVED, SAVED, DROPPED], [STORED, SAVED, 0, 200]])
+        count = draw.choice([3, 30, 120])
+        hashes = draw.sample(names, count) if draw.random() < 0.5 else draw.choices(names, k=count)
         events = [CacheEvent(bulk.sequence + 1 + i, draw.choice(kinds), h, BLOCK) for i, h in enumerate(hashes)]
-        if draw.random() < 0.3:
-            draw.shuffle(events)
-        bulk.apply(events)
+        if draw.random() < 0.2:
+            assert not bulk.replace(bulk.sequence + count, EventColumns.of(events))
+            single.replace(bulk.sequence, [])
+            single.sequence -= count
+        else:
+            assert not bulk.apply(EventColumns.of(events))
         for e in events:
             single.apply([e])
         assert bulk.sequence == single.sequence
-        for name in draw.sample(names, 10):
+        for name in draw.sample(names, 20):
             record, keys = RECORD, _Named(name)
             found, wanted = (index.holdings(record, keys, 0.0) for index in (together, alone))
-            assert found.reach.tolist() == wanted.reach.tolist() and found.deepest.tolist() == wanted.deepest.tolist()
+            for b, s in feeds:
+                assert found.reach[b.column] == wanted.reach[s.column]
+                assert found.deepest[b.column] == wanted.deepest[s.column]
         assert [len(b) for b, _ in feeds] == [len(s) for _, s in feeds]
+
+
+def test_a_message_larger_than_the_index_stays_within_its_bounds() -> None:
+    """A small index, a worker that claims to hold thousands of entries: most are forgotten again."""
+    index, draw = HitIndex(1), random.Random(0)
+    worker, n, most_bytes = Feed(index), 10_000, FIRST_BUCKETS * WAYS * ROW_BYTES
+    worker.apply(EventColumns(1, bytes([STORED]) * n, draw.randbytes(16 * n), pack_tokens([BLOCK] * n)))
+    assert 400 < len(index) == len(worker) <= FIRST_BUCKETS * WAYS and worker.sequence == n
+    assert index.used_bytes == most_bytes
+    worker.close()
+    assert Feed(index).column is not None
 
 
 class _Named(PromptKeys):
@@ -264,8 +287,13 @@ def test_block_by_block_is_as_with_arrays(seed: int) -> None:
         assert column is not None
         at = draw.randrange(len(keys))
         match draw.randrange(6):
-            case 0 | 1:
-                index.store_all(column, keys[: at + 1])
+            case 0:
+                for key in keys[: at + 1]:
+                    index.store(column, key)
+            case 1:
+                hashes = b"".join(draw.choice(prompts).block_hashes(RECORD)[: at + 1])
+                n = len(hashes) // 16
+                index.change(column, EventColumns(1, bytes([STORED]) * n, hashes, pack_tokens([BLOCK] * n)))
             case 2:
                 index.store_checkpoint(column, keys[at], (at + 1) * BLOCK)
             case 3:

@@ -239,6 +239,18 @@ class CacheEvent(_message.Message):
     position: int
     def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., prefix_hash: _Optional[bytes] = ..., position: _Optional[int] = ...) -> None: ...
 
+class EventColumns(_message.Message):
+    __slots__ = ("first_sequence", "kinds", "prefix_hashes", "positions")
+    FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    first_sequence: int
+    kinds: bytes
+    prefix_hashes: bytes
+    positions: bytes
+    def __init__(self, first_sequence: _Optional[int] = ..., kinds: _Optional[bytes] = ..., prefix_hashes: _Optional[bytes] = ..., positions: _Optional[bytes] = ...) -> None: ...
+
 class RouterMessage(_message.Message):
     __slots__ = ("hello", "submit", "cancel", "resync", "heartbeat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -254,16 +266,18 @@ class RouterMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class RouterHello(_message.Message):
-    __slots__ = ("router_id", "protocol_min", "protocol_max", "columns")
+    __slots__ = ("router_id", "protocol_min", "protocol_max", "columns", "event_columns")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     protocol_min: int
     protocol_max: int
     columns: bool
-    def __init__(self, router_id: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., columns: _Optional[bool] = ...) -> None: ...
+    event_columns: bool
+    def __init__(self, router_id: _Optional[str] = ..., protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., columns: _Optional[bool] = ..., event_columns: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("id", "prompt", "sampling", "root", "forced", "candidates", "reason", "idempotency_id", "local_max_tokens", "gather_tokens")
@@ -340,18 +354,20 @@ class WorkerHello(_message.Message):
     def __init__(self, record: _Optional[_Union[WorkerRecord, _Mapping]] = ..., protocol: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("outputs", "events", "load", "token_requests", "token_ids")
+    __slots__ = ("outputs", "events", "load", "token_requests", "token_ids", "event_columns")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     TOKEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[Output]
     events: _containers.RepeatedCompositeFieldContainer[CacheEvent]
     load: Load
     token_requests: _containers.RepeatedScalarFieldContainer[str]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., token_requests: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    event_columns: EventColumns
+    def __init__(self, outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., token_requests: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., event_columns: _Optional[_Union[EventColumns, _Mapping]] = ...) -> None: ...
 
 class Output(_message.Message):
     __slots__ = ("id", "samples", "stats", "error")
@@ -366,12 +382,14 @@ class Output(_message.Message):
     def __init__(self, id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., stats: _Optional[_Union[RequestStats, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("sequence", "events")
+    __slots__ = ("sequence", "events", "event_columns")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     events: _containers.RepeatedCompositeFieldContainer[CacheEvent]
-    def __init__(self, sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ...) -> None: ...
+    event_columns: EventColumns
+    def __init__(self, sequence: _Optional[int] = ..., events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., event_columns: _Optional[_Union[EventColumns, _Mapping]] = ...) -> None: ...
 
 class ArenaInfo(_message.Message):
     __slots__ = ("base_address", "total_bytes", "block_bytes", "slot_bytes", "blocks", "slots", "memory", "device_id", "agent_name", "agent_metadata")
