@@ -1,4 +1,4 @@
-"""A path of blocks goes at once: the same blocks, events and queues as if each had been asked for by itself."""
+"""A path of blocks goes at once: the same blocks in the same order as if each had been asked for by itself."""
 
 import random
 from collections import Counter
@@ -7,9 +7,11 @@ import pytest
 
 from tests.cache.test_random_operations import Operations, run
 from tests.cache.world import LARGE_STATE, World, make_geometry, make_layout
+from twinflow.cache.base import BlockId
 from twinflow.cache.events import EventLog
 from twinflow.cache.eviction import Evictor
 from twinflow.cache.hybrid import HybridCache
+from twinflow.cache.pool import Pool, StepClock
 from twinflow.cache.queue import Queue
 from twinflow.cache.worth import Recency, Worth
 from twinflow.contracts.checkpoints import CheckpointKind
@@ -76,21 +78,11 @@ class Traffic:
         cache.end_step(step)
         self.events += [event[1:] for event in cache.drain_events()]
 
-    def left(self) -> list[object]:
-        """What decides what goes next."""
-        evictor = self.cache._evictor
-        queues = [(q._heap.order, [q._heap.key(u) for u in q._heap.order], q._cursor) for q in queues_of(evictor)]
-        return [self.cache.counts(), *queues]
 
-
-def queues_of(evictor):
-    return evictor.block_queue, evictor.slot_queue
-
-
-@pytest.mark.parametrize("policy", [Worth, Recency], ids=lambda p: p.__name__)
 @pytest.mark.parametrize("seed", range(3), ids=lambda s: f"seed{s}")
-def test_a_path_at_once_is_one_block_after_the_other(monkeypatch, seed, policy):
-    at_once, one_by_one = Traffic(seed, policy, 40), Traffic(seed, policy, 40)
+def test_a_path_at_once_is_one_block_after_the_other(monkeypatch, seed):
+    """Where no priority falls by itself, so that it does not matter when the sweep comes by."""
+    at_once, one_by_one = Traffic(seed, Recency, 40), Traffic(seed, Recency, 40)
     gone = 0
     for _ in range(200):
         at_once.come()
@@ -98,49 +90,65 @@ def test_a_path_at_once_is_one_block_after_the_other(monkeypatch, seed, policy):
         one_by_one.come()
         monkeypatch.undo()
         assert at_once.events == one_by_one.events
-        assert at_once.left() == one_by_one.left()
+        assert at_once.cache.counts() == one_by_one.cache.counts()
         gone += sum(kind is EventKind.BLOCK_REMOVED for kind, _, _ in at_once.events)
         at_once.events, one_by_one.events = [], []
     at_once.cache.check_integrity()
     assert gone > 1500
 
 
-def test_the_traffic_meets_every_way_of_passing_through(monkeypatch):
-    """Long and short paths, those that others move for and those that they do not, priorities that have fallen on the way and
-    do or do not come first by it, weighed against slots or not."""
+def test_nothing_goes_while_the_queue_knows_of_something_worth_less(monkeypatch):
     met: Counter[str] = Counter()
-    honest = {name: getattr(Queue, name) for name in ("pass_through", "_pass_over", "_fallen", "_swept")}
+    honest = Queue.pass_through
 
-    def pass_through(queue, ahead, sweeps):
-        passed = honest["pass_through"](queue, ahead, sweeps)
-        met[f"{sweeps} sweeps"] += 1
+    def pass_through(queue, ahead):
+        offered = []
+        known = [min(queue._heap.key(u), queue._key(u)) for u in queue._heap if queue._ready(u)]
+        sure = [max(queue._heap.key(u), queue._key(u)) for u in queue._heap if queue._ready(u)]
+        passed = honest(queue, (offered.append(each) or each for each in ahead))
+        assert passed == [u for u, _ in offered[: len(passed)]] and len(offered) - len(passed) in (0, 1)
+        assert all(key < first for _, key in offered[: len(passed)] for first in sure)
+        for u, key in offered[len(passed) :]:
+            assert u in queue and any(key >= first for first in known)
+            met["ended by what goes before it"] += 1
         met["long" if len(passed) > 8 else "short"] += 1
+        queue.check_order()
         return passed
 
-    def pass_over(queue, rest, sweeps, known, passed):
-        stays = honest["_pass_over"](queue, rest, sweeps, known, passed)
-        met["stays, nobody moved" if stays else "passed, nobody moved"] += 1
-        return stays
-
-    def fallen(queue, sweeps, first, known):
-        found = honest["_fallen"](queue, sweeps, first, known)
-        met["comes first by now" if found is None else "has fallen" if found else "as it was"] += 1
-        return found
-
-    def swept(queue, sweeps, found):
-        moves = honest["_swept"](queue, sweeps, found)
-        met["moves others" if moves else "moves nobody"] += bool(found)
-        return moves
-
-    for name, watched in zip(honest, (pass_through, pass_over, fallen, swept), strict=True):
-        monkeypatch.setattr(Queue, name, watched)
+    monkeypatch.setattr(Queue, "pass_through", pass_through)
     traffic = Traffic(0, Worth, 40)
     for _ in range(300):
         traffic.come()
-    assert {what for what, times in met.items() if times >= 2} == {
-        "1 sweeps", "2 sweeps", "long", "short", "stays, nobody moved", "passed, nobody moved", "comes first by now",
-        "has fallen", "as it was", "moves others", "moves nobody",
-    }, met  # fmt: skip
+    traffic.cache.check_integrity()
+    assert all(met[what] >= 5 for what in ("long", "short", "ended by what goes before it")), met
+
+
+def test_a_sweep_finds_what_is_worth_less_by_now():
+    worth = {BlockId(u): (float(u), 0) for u in range(8)}
+    queue = Queue(Pool("blocks", 8, BlockId, StepClock()), worth.__getitem__, lambda u: True)
+    for u in worth:
+        queue.offer(u)
+    worth[BlockId(7)] = (0.5, 0)  # nobody says so
+    queue.sweep(1000)
+    assert [queue.pop() for _ in range(3)] == [0, 7, 1]
+
+
+def test_each_block_that_goes_takes_a_look_at_one_that_stays(monkeypatch):
+    looks: Counter[int] = Counter()
+    honest = Queue.sweep
+
+    def sweep(queue, times):
+        looks[id(queue)] += times
+        honest(queue, times)
+
+    monkeypatch.setattr(Queue, "sweep", sweep)
+    traffic = Traffic(0, Worth, 40)
+    for _ in range(300):
+        traffic.come()
+    gone = Counter(kind for kind, _, _ in traffic.events)
+    evictor = traffic.cache._evictor
+    assert looks[id(evictor.block_queue)] >= gone[EventKind.BLOCK_REMOVED] > 1500
+    assert looks[id(evictor.slot_queue)] >= gone[EventKind.CHECKPOINT_REMOVED] > 100
 
 
 @pytest.mark.parametrize("seed", range(4), ids=lambda s: f"seed{s}")

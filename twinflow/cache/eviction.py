@@ -31,43 +31,37 @@ class Evictor:
 
     def evict_blocks(self, most: int, limit: float | None = None) -> int:
         """Drops the next block to go and, up to `most` in all, those above it that are the next ones in turn. Returns how many
-        that were; 0 = none can go. To ask for one at a time comes to the same and takes longer.
-
-        `limit`: each but the first was to be weighed against the slots, of which the next one has this priority (`Room`); it
-        ends with the first that is worth more."""
+        that were; 0 = none can go. `limit`: each but the first goes only if it is worth no more than that."""
         block = self.block_queue.pop()
         if block is None:
             return 0
         path, orphans = [block], self._tree.carried(block)
         if not orphans:
-            sweeps = 1 if limit is None else 2  # to be weighed takes another look at who is next
-            path += self.block_queue.pass_through(self._next_above(block, most - 1, limit), sweeps)
+            path += self.block_queue.pass_through(self._next_above(block, most - 1, limit))
+            self._sweep(len(path) - 1, weighed=limit is not None)
         above = self._tree.links.parent(path[-1])
         self._tree.drop_path(path)
         self._dropped(orphans, above)
         return len(path)
 
+    def _sweep(self, gone: int, *, weighed: bool) -> None:
+        """As often as when each had been asked for by itself, and, if weighed, both queues for who is next."""
+        self.block_queue.sweep(2 * gone if weighed else gone)
+        if weighed:
+            self.slot_queue.sweep(gone)
+
     def _next_above(self, block: BlockId, most: int, limit: float | None) -> Iterator[tuple[BlockId, Key]]:
         """What may go when the ones below have gone, with the key that it has then: nothing else hangs below, and it carries no
-        checkpoint. Whoever asks for another one has popped the one before."""
+        checkpoint."""
         tree, queue, used, bare = self._tree, self.block_queue, self._blocks.used, self._policy.bare
-        only_parent, carried, reclaimable, end = (
-            tree.links.only_parent,
-            tree.carried,
-            self._blocks.reclaimable,
-            tree.position,
-        )
-        slots = self.slot_queue if limit is not None and not self._slots.free else None
         for _ in range(most):
-            above = only_parent(block)
-            if above is None or not reclaimable[above] or carried(above) or above in queue:
+            above = tree.links.only_parent(block)
+            if above is None or not self._blocks.reclaimable[above] or tree.carried(above) or above in queue:
                 return
             block, priority = above, used[above] + bare
-            if limit is not None and (priority > limit or not (slots is None or slots.settled())):
+            if limit is not None and priority > limit:
                 return
-            yield block, (priority, -end(block))
-            if slots is not None:
-                slots.skip()
+            yield block, (priority, -tree.position(block))
 
     def evict_slot(self) -> bool:
         slot = self.slot_queue.pop()

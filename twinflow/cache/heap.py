@@ -45,33 +45,11 @@ class UnitHeap(Generic[U]):
         else:
             self._down(self._up(place, u), u)
 
-    def remove(self, u: U) -> bool:
-        """True if it came first, and another one that does, put in now, takes its place and moves nobody: what fell into the
-        gap goes back to where it was."""
+    def remove(self, u: U) -> None:
         place, last = self._place[u] - 1, self.order.pop()
         self._place[u] = 0
-        if last == u:
-            return not self.order
-        return self._down(self._up(place, last), last) == (len(self.order) - 1) >> 1 and not place
-
-    def lower(self, place: int, key: Key) -> bool:
-        """The unit at `place` gets a smaller key. True if it stays there."""
-        u = self.order[place]
-        self._priority[u], self._rank[u] = key
-        return self._up(place, u) == place
-
-    def second_key(self) -> Key | None:
-        """Of the unit that would be first without the first one."""
-        keys = [(self._priority[u], self._rank[u]) for u in self.order[1:3]]
-        return min(keys, default=None)
-
-    def is_by_the_way(self, place: int) -> bool:
-        """Whether it is on the way from the last place to the top, or next to it. Where the top can be replaced without moving
-        anybody (`remove`), nobody else has a part in that."""
-        above, last = (place - 1) >> 1, len(self.order) - 1
-        while last > above:
-            last = (last - 1) >> 1
-        return last == above
+        if last != u:
+            self._down(self._up(place, last), last)
 
     def check_order(self) -> None:
         """Raises AssertionError naming the first place that is wrong."""
@@ -98,7 +76,7 @@ class UnitHeap(Generic[U]):
         places[u] = place + 1
         return place
 
-    def _down(self, place: int, u: U) -> int:
+    def _down(self, place: int, u: U) -> None:
         """The same towards the bottom."""
         order, places, priority, rank = self.order, self._place, self._priority, self._rank
         mine, last = priority[u], len(order) - 1
@@ -116,4 +94,3 @@ class UnitHeap(Generic[U]):
             place = below
         order[place] = u
         places[u] = place + 1
-        return place
