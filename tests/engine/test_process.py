@@ -15,6 +15,7 @@ from twinflow.contracts.hashing import pack_tokens, root_hash
 from twinflow.contracts.requests import GenerateRequest, SamplingParams
 from twinflow.contracts.workers import Role
 from twinflow.engine.base import Cancel, Done, Mode, Submit
+from twinflow.engine.beats import BEAT_S
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.outbox import Outbox
 from twinflow.engine.process import ProcessEngine
@@ -63,7 +64,12 @@ async def test_a_stopped_engine_does_not_stop_its_front(tmp_path: Path, caplog: 
     )
     process = engine._process
     assert process is not None and process.pid is not None
+    await asyncio.sleep(4 * BEAT_S)  # nothing to report
+    assert engine.unheard_s < 3 * BEAT_S
     os.kill(process.pid, signal.SIGSTOP)
+    async with asyncio.timeout(20):
+        while engine.unheard_s < 4 * BEAT_S:
+            await asyncio.sleep(0.05)
     for _ in range(4):
         engine.send(Cancel(MUCH))
     request = GenerateRequest(
@@ -74,6 +80,7 @@ async def test_a_stopped_engine_does_not_stop_its_front(tmp_path: Path, caplog: 
     async for report in engine.reports():
         if any(isinstance(n, Done) and n.id == "r" and not n.error_message for n in report.notices):
             break
+    assert engine.unheard_s < 4 * BEAT_S
     await engine.close()
     assert process.exitcode == 0, "it heard that it is to end"
     assert not caplog.records

@@ -52,6 +52,7 @@ class FakeWorker(rpc.WorkerServicer):
         self.error: TwinflowError | None = None
         self.hello_error: TwinflowError | None = None
         self.muted = False  # neither heartbeats nor anything else
+        self.engine_silent_s: float | None = None  # what it says of its engine; None: as a release that says nothing
         self.finish_last = True  # False: stays silent after the last scripted token
         self.die_after: int | None = None  # tokens of one request, then the stream breaks
         self.snapshot: tuple[int, list[CacheEvent]] = (0, [])
@@ -145,7 +146,8 @@ class FakeWorker(rpc.WorkerServicer):
         count = 0
         while True:
             count += 1
-            out.put_nowait(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=count)))
+            beat = pb.Heartbeat(count=count, engine_silent_s=self.engine_silent_s)
+            out.put_nowait(pb.WorkerMessage(heartbeat=beat))
             await asyncio.sleep(0.2)
 
     async def _read(self, messages, out: Out, runs: set[str]) -> None:

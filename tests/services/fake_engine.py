@@ -70,6 +70,7 @@ class FakeEngine:
         self.running: dict[str, Life] = {}
         self.closed = False
         self.deaf = False  # answers no questions
+        self.unheard_s = 0.0  # as if its process had said nothing for so long
         self.flushed = False
         self.contents: tuple[CacheEvent, ...] = ()  # of its cache
         self.at_once = self.breaks = False

@@ -46,6 +46,17 @@ async def test_silence() -> None:
     assert beats[:5] == [1, 2, 3, 4, 5]
 
 
+async def test_who_is_heard_between_beats_is_not_silent() -> None:
+    pulse = Pulse(TIMES, lambda n: None)
+    running = asyncio.create_task(pulse.run_until_silence())
+    until = time.monotonic() + 3 * TIMES.silence_s
+    while time.monotonic() < until:
+        await asyncio.sleep(TIMES.heartbeat_s / 5)
+        pulse.heard()
+    assert not running.done()
+    running.cancel()
+
+
 async def test_own_pause_is_not_the_peers_silence() -> None:
     """While this process is held up it hears nobody; that says nothing about the peer."""
     pulse = Pulse(TIMES, lambda n: None)

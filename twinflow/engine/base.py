@@ -1,4 +1,4 @@
-"""What the front process and the engine process say: frozen dataclasses, one inbox, one report per step.
+"""What the front process and the engine process say: frozen dataclasses, one inbox, one report per step, beats in between.
 
 A worker's front (gRPC, sessions, asyncio) sends `Command`s, the engine's loop answers with `Report`s:
 
@@ -368,6 +368,11 @@ class Report:
     counts: dict[str, PoolCounts]
     work: Work = field(default_factory=Work)
     busy_s: float = 0.0  # of the loop's turns with a step, since its start
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The engine's process runs, whatever its loop waits for. Between reports, from `Ready` on."""
 
 
 @dataclass(frozen=True, slots=True)

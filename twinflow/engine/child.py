@@ -13,6 +13,7 @@ import torch
 from twinflow.cache.arena import Arena
 from twinflow.contracts.errors import TwinflowError
 from twinflow.engine.base import Ready, Report, Shutdown
+from twinflow.engine.beats import Voice
 from twinflow.engine.build import build_engine
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.loop import Inbox, run_loop
@@ -40,10 +41,12 @@ def main(config: EngineConfig, pipe: Connection) -> None:
     gc.freeze()  # the model's objects stay; later collections need not walk them
     pipe.send(ready)
     threading.Thread(target=_receive, args=(pipe, inbox), name="inbox", daemon=True).start()
+    voice = Voice(pipe)
+    threading.Thread(target=voice.beat_until_closed, name="beats", daemon=True).start()
 
     def send(report: Report) -> None:
         try:
-            pipe.send(report)
+            voice.send(report)
         except OSError:  # the front is gone; its reader thread has already asked for shutdown
             inbox.put(Shutdown())
 

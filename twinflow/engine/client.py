@@ -22,6 +22,11 @@ class EngineClient(Protocol):
         """All reports in order; ends when the engine has shut down, raises Internal when it died. One reader."""
         ...
 
+    @property
+    def unheard_s(self) -> float:
+        """For how long the engine's process has said nothing at all, not even that it runs; 0 before it is ready."""
+        ...
+
     async def close(self) -> None:
         """Shutdown, wait, then kill after a grace. Idempotent."""
         ...

@@ -43,6 +43,7 @@ from twinflow.engine.leaving import Signals, drained
 from twinflow.engine.metrics import WorkerMetrics
 from twinflow.engine.questions import Questions
 from twinflow.engine.routers import RouterStreams, Submissions
+from twinflow.engine.silence import EngineSilence
 from twinflow.node.handshake import GRAMMAR, Layout
 from twinflow.node.pulse import SessionTimes
 from twinflow.node.registry.factory import RegistrySettings, registration
@@ -163,8 +164,10 @@ class Front:
         self.metrics = WorkerMetrics(self.record, lambda: self.registration.registered, self._unit_bytes)
         self.scrapes = ScrapeServer(self.metrics.render)
         self.questions = Questions(engine.send)
-        self.routers = RouterStreams(self.record, engine.send, config.session)
+        self.silence = EngineSilence(lambda: engine.unheard_s, self._engine_silence)
+        self.routers = RouterStreams(self.record, engine.send, config.session, lambda: self.silence.silent_s)
         self._reader: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     @property
     def worker_id(self) -> str:
@@ -214,8 +217,9 @@ class Front:
         )
 
     def read_reports(self, role: RoleService) -> None:
-        """Starts the one task that reads the engine."""
+        """Starts the one task that reads the engine, and the one that notices when there is nothing to read."""
         self._reader = asyncio.create_task(self._read(role), name="engine-reports")
+        self._watcher = asyncio.create_task(self.silence.watch(), name="engine-silence")
 
     async def wait(self) -> None:
         """For ever, that is until cancelled. Raises Internal if the engine ends first."""
@@ -237,6 +241,11 @@ class Front:
             self.questions.lost(e)
             role.engine_lost(e)
             raise
+
+    def _engine_silence(self) -> None:
+        """It has fallen silent, or is heard again."""
+        self.metrics.engine_silence(self.silence.lasts)
+        self.routers.beat()
 
     def _handle(self, report: Report, role: RoleService) -> None:
         work = report.work
@@ -276,9 +285,9 @@ class Front:
                 role.notice(notice)
 
     async def close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        for task in (self._watcher, self._reader):
+            if task is not None:
+                await _cancelled(task)
         await self.engine.close()
 
 

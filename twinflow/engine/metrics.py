@@ -75,12 +75,18 @@ class WorkerMetrics:
         self._resumed_tokens.labels(self._side)
         self._generation = Gauge("twinflow_transfer_generation", "Of this process's transfer, from 1", registry=r)
         self._generation.set(1)
+        self._silences = Counter(
+            "twinflow_engine_silences", "Times that the engine's process said nothing for 2 s", registry=r
+        )
         self._closed = Counter(
             "twinflow_transfer_generations_closed", "Generations closed, with the reads that did not end", registry=r
         )
         self._freed = Counter(
             "twinflow_transfer_freed_bytes", "Memory of reads that ended with their generation", registry=r
         )
+
+    def engine_silence(self, begins: bool) -> None:
+        self._silences.inc(begins)
 
     def transfer(self, notice: Transfer) -> None:
         if isinstance(notice, GenerationOpened):

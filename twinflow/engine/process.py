@@ -7,11 +7,12 @@ import asyncio
 import logging
 import multiprocessing
 import threading
+import time
 from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 
 from twinflow.contracts.errors import Internal, ModelError
-from twinflow.engine.base import Command, Ready, Report, Shutdown
+from twinflow.engine.base import Beat, Command, Ready, Report, Shutdown
 from twinflow.engine.config import EngineConfig
 from twinflow.engine.outbox import Outbox
 
@@ -29,6 +30,7 @@ class ProcessEngine:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._queue: asyncio.Queue[Report | None] = asyncio.Queue()
         self._closing = False
+        self._heard_at: float | None = None  # time.monotonic() of the last thing it said; written by the reader thread
 
     async def start(self, config: EngineConfig) -> Ready:
         context = multiprocessing.get_context("spawn")
@@ -44,6 +46,7 @@ class ProcessEngine:
         if ready.error:
             await self.close()
             raise ModelError(ready.error)
+        self._heard_at = time.monotonic()
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=(loop,), name="engine-reader", daemon=True).start()
         return ready
@@ -62,6 +65,10 @@ class ProcessEngine:
         if not self._closing:
             raise Internal("the engine process died; its log says why")
 
+    @property
+    def unheard_s(self) -> float:
+        return 0.0 if self._heard_at is None else time.monotonic() - self._heard_at
+
     async def close(self) -> None:
         if self._process is None or self._closing:
             return
@@ -79,8 +86,10 @@ class ProcessEngine:
         assert self._pipe is not None
         try:
             while True:
-                report = self._pipe.recv()
-                loop.call_soon_threadsafe(self._queue.put_nowait, report)
+                said = self._pipe.recv()
+                self._heard_at = time.monotonic()
+                if not isinstance(said, Beat):
+                    loop.call_soon_threadsafe(self._queue.put_nowait, said)
         except (EOFError, OSError):
             pass
         if not loop.is_closed():

@@ -82,6 +82,9 @@ class RouterStream:
             self._message, self._load_sent = pb.WorkerMessage(), load
             self._told.clear()
 
+    def beat(self, engine_silent_s: float, count: int = 0) -> None:
+        self._outbox.put(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=count, engine_silent_s=engine_silent_s)))
+
     def send_snapshot(self, snapshot: pb.Snapshot) -> None:
         self._outbox.put(pb.WorkerMessage(snapshot=snapshot))
 
@@ -109,11 +112,16 @@ class RouterStreams:
     """All of them, in one worker."""
 
     def __init__(
-        self, record: Callable[[], WorkerRecord], send: Callable[[Command], None], times: SessionTimes
+        self,
+        record: Callable[[], WorkerRecord],
+        send: Callable[[Command], None],
+        times: SessionTimes,
+        engine_silent_s: Callable[[], float],
     ) -> None:
         self._record = record
         self._send = send
         self._times = times
+        self._engine_silent_s = engine_silent_s
         self._streams: list[RouterStream] = []
         self._resyncs: dict[int, RouterStream] = {}  # token → who asked
         self._tokens = 0
@@ -144,7 +152,7 @@ class RouterStreams:
         stream = RouterStream(hello.router_id, outbox, lambda: self._record().load, hello.columns, hello.event_columns)
         self._streams.append(stream)
         stream.flush()
-        pulse = Pulse(self._times, lambda n: outbox.put(pb.WorkerMessage(heartbeat=pb.Heartbeat(count=n))))
+        pulse = Pulse(self._times, lambda n: stream.beat(self._engine_silent_s(), n))
         log.info("router %s connected", hello.router_id)
 
         def ended(why: str) -> None:
@@ -187,6 +195,11 @@ class RouterStreams:
             if events and form not in told:
                 told[form] = pb.StepReport(**_as_read(events, form))
             stream.flush(told.get(form))
+
+    def beat(self) -> None:
+        """Out of turn: what is told of the engine has changed."""
+        for stream in self._streams:
+            stream.beat(self._engine_silent_s())
 
     def snapshot(self, notice: CacheSnapshot) -> None:
         """Answers the router that asked; it may be gone."""

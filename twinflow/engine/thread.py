@@ -39,6 +39,11 @@ class ThreadEngine:
         while (report := await self._queue.get()) is not None:
             yield report
 
+    @property
+    def unheard_s(self) -> float:
+        """Its process is this one: whoever asks has heard of it."""
+        return 0.0
+
     async def close(self) -> None:
         if self._thread is not None:
             self._inbox.put(Shutdown())

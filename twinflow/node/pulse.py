@@ -22,6 +22,12 @@ M = TypeVar("M")
 log = logging.getLogger(__name__)
 
 
+# An engine's process that said nothing to its front for so long stands still. It beats eight times as often, and front and
+# routers look four times a second, which makes 2.5 s: less than `silence_s`, after which a worker that is silent as a whole is
+# lost. Fronts and routers go by the same number, so it is no setting.
+ENGINE_SILENCE_S = 2.0
+
+
 @dataclass(frozen=True, slots=True)
 class SessionTimes:
     """Seconds. A peer counts as lost after `silence_s` without any message; both sides beat every `heartbeat_s`."""
@@ -38,6 +44,15 @@ class SessionTimes:
             raise BadRequest(
                 f"session.heartbeat_s={self.heartbeat_s} must lie between 0 and session.silence_s={self.silence_s}"
             )
+
+
+async def sleep_until(wake_at: float, grace_s: float) -> float:
+    """Until then by the running loop's clock. Returns for how long this process itself was held up meanwhile, which says nothing
+    about anybody whom it did not hear; 0 if for no longer than `grace_s`."""
+    now = asyncio.get_running_loop().time
+    await asyncio.sleep(max(0.0, wake_at - now()))
+    late_s = now() - wake_at
+    return late_s if late_s > grace_s else 0.0
 
 
 class Pulse:
@@ -62,10 +77,8 @@ class Pulse:
                 self._beat(self._count)
                 next_beat = now() + self._times.heartbeat_s
             wake_at = min(next_beat, self._heard_at + self._times.silence_s)
-            await asyncio.sleep(max(0.0, wake_at - now()))
-            late_s = now() - wake_at
-            if late_s > self._times.heartbeat_s:
-                self._heard_at += late_s
+            held_up_s = await sleep_until(wake_at, self._times.heartbeat_s)
+            self._heard_at += held_up_s  # not in one: it is heard meanwhile
 
 
 async def listen(messages: AsyncIterator[M], handle: Callable[[M], None], pulse: Pulse, times: SessionTimes) -> str:

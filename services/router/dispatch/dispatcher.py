@@ -12,13 +12,14 @@ from services.router.dispatch.link import LinkSettings, WorkerLink
 from services.router.dispatch.stream import RequestStream
 from services.router.view.view import View
 from twinflow.contracts.workers import WorkerRecord
+from twinflow.node.pulse import sleep_until
 from twinflow.node.registry.base import ChangeKind, Registry
 from twinflow.rpc.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 RETIRE_POLL_S = 0.2
-WATCH_S = 0.5  # between looks at who makes no steps
+WATCH_S = 0.25  # between looks at whose engine stands still
 
 
 class Dispatcher:
@@ -31,6 +32,7 @@ class Dispatcher:
         self._links: dict[Key, WorkerLink] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._retired: set[Key] = set()
+        self._stalled: dict[Key, str] = {}  # at the last look, by what
 
     @property
     def sessions(self) -> int:
@@ -45,7 +47,7 @@ class Dispatcher:
         return link.submit(message)
 
     async def run(self) -> None:
-        helpers = [asyncio.create_task(self._reap()), asyncio.create_task(self._watch_steps())]
+        helpers = [asyncio.create_task(self._reap()), asyncio.create_task(self._watch_engines())]
         try:
             async for change in self._registry.watch():
                 if change.kind is ChangeKind.LEFT:
@@ -70,26 +72,31 @@ class Dispatcher:
             self._view.set_connected(record.key, True)
             link.resync()
 
-    async def _watch_steps(self) -> None:
-        """A worker whose heart beats but whose engine makes no step is as good as lost to the requests inside. Time in which this
-        process itself was held up doesn't count."""
+    async def _watch_engines(self) -> None:
+        """A worker whose heart beats but whose engine stands still, or makes no step, is as good as lost to the requests inside.
+        Time in which this process itself was held up doesn't count."""
         now = asyncio.get_running_loop().time
         while True:
-            wake_at = now() + WATCH_S
-            await asyncio.sleep(WATCH_S)
-            late_s = now() - wake_at
-            if late_s > WATCH_S:
-                self._view.held_up(late_s)
-            for key, link in list(self._links.items()):
-                silent_s = self._view.stalled_s(key)
-                if silent_s:
-                    self._on_stall(key, link, silent_s)
+            held_up_s = await sleep_until(now() + WATCH_S, WATCH_S)
+            if held_up_s:
+                self._view.held_up(held_up_s)
+            self.look()
 
-    def _on_stall(self, key: Key, link: WorkerLink, silent_s: float) -> None:
-        what = f"worker {key[0]} has made no step for {silent_s:.1f} s while requests run there"
-        link.give_up(WorkerLost(what))
+    def look(self) -> None:
+        """Whose requests are to go on elsewhere, now."""
+        before, self._stalled = self._stalled, {k: s for k in self._links if (s := self._view.stall(k))}
+        for key, what in self._stalled.items():
+            if key not in before:
+                log.warning("worker %s is left alone: it %s", key[0], what)
+            self._on_stall(key, WorkerLost(f"worker {key[0]} {what}"))
+        for key in before:
+            if key not in self._stalled and self._view.is_connected(key):
+                log.info("worker %s is used again", key[0])
+
+    def _on_stall(self, key: Key, error: WorkerLost) -> None:
+        self._links[key].give_up(error)
         for other in self._links.values():
-            other.give_up(WorkerLost(what, culprit=key), prefill=key)
+            other.give_up(WorkerLost(error.message, culprit=key), prefill=key)
 
     async def _reap(self) -> None:
         while True:

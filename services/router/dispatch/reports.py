@@ -66,6 +66,8 @@ class Reports:
             self._on_step(message.step)
         elif kind == "snapshot":
             self._on_snapshot(message.snapshot)
+        elif kind == "heartbeat":
+            self._view.set_engine_silence(self._record.key, message.heartbeat.engine_silent_s)
 
     def _on_step(self, step: pb.StepReport) -> None:
         ids, token_ids, find = step.token_requests, step.token_ids, self._takers.get

@@ -50,7 +50,7 @@ class Drop(Enum):
     DRAINING = "draining"
     NOT_CONNECTED = "not connected"
     FAILED_BEFORE = "lost under this request"
-    STALLED = "without a step while requests run"
+    STALLED = "whose engine stands still"
     BREAKER_OPEN = "failing"
 
 

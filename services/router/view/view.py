@@ -18,6 +18,7 @@ from services.router.view.prompt import PromptKeys, ReplyKeys
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load, Role, WorkerRecord
+from twinflow.node.pulse import ENGINE_SILENCE_S
 
 Key = tuple[str, str]  # worker id, incarnation
 Clock = Callable[[], float]
@@ -42,6 +43,7 @@ class _Worker:
     charges: Charges = field(default_factory=Charges)
     rates: Rates = NO_RATES
     heard_s: float = 0.0  # of the last load
+    engine_silent_s: float = 0.0  # as its front said last
     full_at: int = 0  # see `full_at`
     facts: WorkerFacts | None = None  # without hits, until any of the above changes
 
@@ -84,7 +86,7 @@ class View:
         worker = self._workers.get(key)
         if worker is not None:
             worker.connected, worker.facts = connected, None
-            worker.heard_s = self._clock()
+            worker.heard_s, worker.engine_silent_s = self._clock(), 0.0
             worker.feed.close()
             worker.feed = Feed(self._index)
 
@@ -106,6 +108,12 @@ class View:
             worker.rates = worker.rates.paced(before, now, computing_tokens)
             like = (worker.record.fingerprint, worker.record.role)
             self._fleet[like] = self._fleet.get(like, Rates()).paced(before, now, computing_tokens)
+
+    def set_engine_silence(self, key: Key, silent_s: float) -> None:
+        """What a worker's front says: for how long its engine's process has said nothing."""
+        worker = self._workers.get(key)
+        if worker is not None:
+            worker.engine_silent_s = silent_s
 
     def apply(self, key: Key, events: Iterable[CacheEvent]) -> bool:
         """True: a gap has opened, ask the worker for a snapshot."""
@@ -270,14 +278,25 @@ class View:
         for worker in self._workers.values():
             worker.heard_s = min(now, worker.heard_s + late_s)
 
-    def stalled_s(self, key: Key) -> float:
-        """For how long a worker with running requests has not made a step, if that is too long; else 0."""
+    def stall(self, key: Key) -> str:
+        """What keeps everything at this worker from getting on, to be said after its name; "" if nothing does."""
         worker = self._workers.get(key)
-        return self._stalled_s(worker, self._clock()) if worker is not None else 0.0
+        stalled_s = self._stalled_s(worker, self._clock()) if worker is not None else 0.0
+        if worker is None or not stalled_s:
+            return ""
+        if stands_still(worker):
+            return f"has heard nothing from its engine process for {stalled_s:.1f} s"
+        return f"has made no step for {stalled_s:.1f} s while requests run there"
 
     def _stalled_s(self, worker: _Worker, now_s: float) -> float:
+        """For how long its engine's process has said nothing, or with running requests has not made a step, if that is too long;
+        else 0."""
         load = worker.record.load
-        if not (worker.connected and load.running and load.pace.steps):
+        if not worker.connected:
+            return 0.0
+        if stands_still(worker):
+            return worker.engine_silent_s
+        if not (load.running and load.pace.steps):
             return 0.0
         usual_s = load.pace.busy_s / load.pace.steps
         silent_s = now_s - worker.heard_s
@@ -298,6 +317,10 @@ class View:
     def index_bytes(self) -> int:
         """Memory of the index in use."""
         return self._index.used_bytes
+
+
+def stands_still(worker: _Worker) -> bool:
+    return worker.engine_silent_s >= ENGINE_SILENCE_S
 
 
 def full_at(before: int, load: Load) -> int:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.router.conftest import Cluster, running, until
-from tests.router.fake_worker import FakeWorker
+from tests.router.fake_worker import FakeWorker, echo
 
 
 @contextlib.asynccontextmanager
@@ -66,6 +66,7 @@ async def test_one_router_in_all_that_is_seen_of_it(model_folder, tmp_path):
         await every_choice_is_charged_in_one_place(cluster, worker)
         await a_client_that_leaves_is_forgotten_by_the_owner_too(cluster, worker)
         await limits_of_a_key_hold_over_all_processes(cluster)
+        await all_processes_leave_a_worker_whose_engine_is_silent(cluster, worker)
 
 
 async def every_choice_is_charged_in_one_place(cluster: Cluster, worker: FakeWorker) -> None:
@@ -92,6 +93,25 @@ async def every_choice_is_charged_in_one_place(cluster: Cluster, worker: FakeWor
         )
         assert len(shown.json()["decisions"]) == 16
         assert (await clients[0].get("/ready")).status_code == 200
+
+
+async def all_processes_leave_a_worker_whose_engine_is_silent(cluster: Cluster, worker: FakeWorker) -> None:
+    """Each hears of it in its own session, and the owner, who chooses, in another one."""
+    worker.submits.clear()
+    worker.cancels.clear()
+    worker.script, worker.finish_last = lambda submit: echo(submit)[:2], False
+    async with clients_of(cluster, 16) as clients:
+        asked = [asyncio.create_task(ask(client)) for client in clients]
+        await until(lambda: len(worker.submits) == 16, within_s=30)
+        assert all(connections(pid, cluster) for pid in http_pids(cluster))
+        other = await cluster.add(FakeWorker("toy", "d1", max_request_tokens=4096))
+        await until(lambda: other.sessions >= 3, within_s=30)
+        worker.engine_silent_s = 2.5
+        answers = await asyncio.gather(*asked)
+        ids = cluster.encode("hello there")
+        said = cluster.text.decode([ids[i % len(ids)] for i in range(4)])
+        assert {(a.status_code, a.json()["choices"][0]["text"]) for a in answers} == {(200, said)}
+        assert len(other.submits) == len(worker.cancels) == 16
 
 
 async def test_a_killed_http_process_takes_only_its_own_streams_along(model_folder):

@@ -12,11 +12,12 @@ from services.router.schedule.policies import policy_named
 from services.router.view import view as view_module
 from services.router.view.breakers import FAULTS
 from services.router.view.prompt import PromptKeys, key_of
-from services.router.view.view import EVENTS_LATE_S, View
+from services.router.view.view import EVENTS_LATE_S, View, ViewSettings
 from tests.router.view.test_index import IDS, RECORD, stored
 from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
 from twinflow.contracts.requests import RequestStats
-from twinflow.contracts.workers import Load, Role
+from twinflow.contracts.workers import Load, Pace, Role
+from twinflow.node.pulse import ENGINE_SILENCE_S
 
 PROMPT = PromptKeys(pack_tokens(IDS))
 
@@ -99,6 +100,45 @@ def test_a_lost_session_forgets_the_index():
     view.set_connected(("d", "i"), False)
     view.set_connected(("d", "i"), True)
     assert view.snapshot(PROMPT).workers[0].attention_tokens == 0
+
+
+def test_a_worker_whose_engine_is_silent_is_passed_over_until_it_is_heard():
+    """Whether or not anything runs there. A new session knows nothing of it; who never says anything of it is well."""
+    d0, d1 = record("d0"), record("d1")
+    view = view_of(d0, d1)
+
+    def stalled() -> dict[str, bool]:
+        return {w.record.id: w.stalled for w in view.snapshot().workers}
+
+    view.set_engine_silence(d0.key, ENGINE_SILENCE_S - 0.1)
+    assert stalled() == {"d0": False, "d1": False} and view.stall(d0.key) == ""
+    view.set_engine_silence(d0.key, ENGINE_SILENCE_S)
+    assert stalled() == {"d0": True, "d1": False}
+    assert view.stall(d0.key) == "has heard nothing from its engine process for 2.0 s"
+    assert {route(view, i).decode.id for i in range(8)} == {"d1"}
+    view.set_engine_silence(d0.key, 0.1)
+    assert stalled() == {"d0": False, "d1": False} and view.stall(d0.key) == ""
+    view.set_engine_silence(d0.key, 60.0)
+    view.set_connected(d0.key, False)
+    assert not stalled()["d0"] and view.stall(d0.key) == "", "there is nothing to leave"
+    view.set_connected(d0.key, True)
+    assert not stalled()["d0"]
+    view.set_engine_silence(("gone", "1"), 60.0)
+
+
+def test_a_loop_that_hangs_in_a_process_that_runs_is_found_by_its_steps():
+    now = 100.0
+    view, d0 = View(ViewSettings(stall_s=10.0), clock=lambda: now), record("d0")
+    view.put(d0)
+    view.set_connected(d0.key, True)
+    view.set_load(d0.key, Load(running=1, pace=Pace(steps=10, busy_s=0.1)))
+    view.set_engine_silence(d0.key, 0.2)
+    now += 10.0
+    assert view.stall(d0.key) == ""
+    now += 0.5
+    assert view.stall(d0.key) == "has made no step for 10.5 s while requests run there"
+    view.set_engine_silence(d0.key, 3.0)
+    assert view.stall(d0.key) == "has heard nothing from its engine process for 3.0 s"
 
 
 def test_registry_updates_keep_the_fresher_load():

@@ -326,10 +326,12 @@ class Resync(_message.Message):
     def __init__(self) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("count",)
+    __slots__ = ("count", "engine_silent_s")
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_SILENT_S_FIELD_NUMBER: _ClassVar[int]
     count: int
-    def __init__(self, count: _Optional[int] = ...) -> None: ...
+    engine_silent_s: float
+    def __init__(self, count: _Optional[int] = ..., engine_silent_s: _Optional[float] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("hello", "step", "snapshot", "heartbeat")
