@@ -1,6 +1,7 @@
 """The cluster that the faults happen to: real processes whose workers are reached through byte proxies, and their supervisor."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import httpx
 from services.cli.cluster import Cluster, ClusterPlan
 from services.cli.process import ProcessSpec
 from services.cli.topology import LOOPBACK, ClusterSettings, plan, with_model_here
+from tests.chaos.engines import engine_of
 from tests.chaos.network import DEVICE, Network
 from tests.chaos.proxy import Link, Proxy
 from tests.chaos.quiet import pinned
@@ -86,7 +88,8 @@ class ChaosCluster:
         hosts = {host: name for name, (host, _) in addresses.items()} if network else {}
         self._proxies = {n: Proxy(s, addresses[n], self._pids, hosts=hosts) for n, s in sockets.items()}
         self._own = {n: f"{host}:{port}" for n, (host, port) in addresses.items()}
-        self._down: set[str] = set()  # killed or paused, by a fault
+        self._down: set[str] = set()  # killed, paused or frozen, by a fault
+        self._frozen: dict[str, int] = {}  # engines, by worker
         self._http = httpx.AsyncClient(base_url=made.base_url, timeout=1.0)
 
     @property
@@ -139,6 +142,17 @@ class ChaosCluster:
 
     def resume(self, name: str) -> None:
         self._signal_group(name, signal.SIGCONT)
+        self._down.discard(name)
+
+    def freeze(self, name: str) -> None:
+        """Its engine alone."""
+        self._down.add(name)
+        self._frozen[name] = engine_of(self._cluster.process(name).pid)
+        os.kill(self._frozen[name], signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._frozen.pop(name), signal.SIGCONT)
         self._down.discard(name)
 
     def unplug(self, name: str) -> None:

@@ -151,14 +151,16 @@ class Runner:
         """A READ takes milliseconds. So the process is stopped for a moment again and again, until one is found posted. (A
         cable comes out only then: connections take seconds to recover from that.)"""
         cluster, victim, until = self._cluster, fault.victims[0], time.monotonic() + CATCH_S
+        frozen = fault.kind is Kind.FREEZE
+        stop, go_on = (cluster.freeze, cluster.thaw) if frozen else (cluster.pause, cluster.resume)
         caught = False
         while not caught and time.monotonic() < until:
-            cluster.pause(victim)
+            stop(victim)
             caught = await self._stays_posted()
             if caught and fault.kind is Kind.UNPLUG:
                 cluster.unplug(victim)
             if not caught or fault.kind is Kind.UNPLUG:
-                cluster.resume(victim)
+                go_on(victim)
             await asyncio.sleep(0.02)
         return caught
 
@@ -180,6 +182,10 @@ class Runner:
             cluster.pause(*fault.victims)
             await asyncio.sleep(fault.lasts_s)
             cluster.resume(*fault.victims)
+        elif fault.kind is Kind.FREEZE:
+            cluster.freeze(*fault.victims)
+            await asyncio.sleep(fault.lasts_s)
+            cluster.thaw(*fault.victims)
         elif fault.kind is Kind.UNPLUG:
             cluster.unplug(*fault.victims)
             await asyncio.sleep(fault.lasts_s)

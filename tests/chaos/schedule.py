@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class Kind(enum.StrEnum):
     KILL = "kill"  # SIGKILL to front and engine; started again after `lasts_s`
     PAUSE = "pause"  # SIGSTOP to front and engine, SIGCONT after `lasts_s`
+    FREEZE = "freeze"  # SIGSTOP to the engine alone, its front goes on; SIGCONT after `lasts_s`
     STALL = "stall"  # a link takes bytes and delivers none, as behind a switch that is gone
     CUT = "cut"  # a link's connections are reset, new ones too
     SLOW = "slow"  # a worker's network cable carries 4 Mbit/s: reads of a prompt take seconds, nobody is lost
@@ -53,6 +54,7 @@ PROCESSES = ("prefill", "decode", "router")
 LINKS = (("decode", "prefill"), ("router", "decode"), ("router", "prefill"))
 DECK: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     *((kind, (role,)) for kind in (Kind.KILL, Kind.PAUSE) for role in PROCESSES),
+    *((Kind.FREEZE, (role,)) for role in ("prefill", "decode")),
     *((kind, link) for kind in (Kind.STALL, Kind.CUT) for link in LINKS),
 )
 UNPLUGGED: tuple[tuple[Kind, tuple[str, ...]], ...] = ((Kind.UNPLUG, ("prefill",)), (Kind.UNPLUG, ("decode",)))
@@ -61,6 +63,7 @@ OVERLAPPING = 0.2  # of the faults
 LASTS_S = {
     Kind.KILL: (0.1, 2.0),
     Kind.PAUSE: (0.5, 9.0),
+    Kind.FREEZE: (0.5, 6.0),
     Kind.STALL: (0.5, 6.0),
     Kind.CUT: (0.2, 4.0),
     Kind.SLOW: (1.0, 6.0),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import socket
 import time
@@ -10,6 +11,8 @@ from dataclasses import replace
 
 import pytest
 
+from services.cli.memory import tree
+from tests.chaos.engines import command_of, engine_of
 from tests.chaos.load import HUNG, LOST, Exchange, Question
 from tests.chaos.proxy import OTHER, Proxy, owner
 from tests.chaos.quiet import Left
@@ -40,7 +43,7 @@ def test_every_kind_comes_once_before_any_comes_again() -> None:
 def test_only_a_process_that_is_read_from_can_fail_amid_a_read() -> None:
     deck = (*DECK, *UNPLUGGED, *SLOWED)
     amid = {f.group for f in schedule(1, 30 * len(deck), deck=deck) if f.point is Point.READING}
-    assert amid == {"kill prefill", "pause prefill", "unplug prefill"}
+    assert amid == {"kill prefill", "pause prefill", "freeze prefill", "unplug prefill"}
 
 
 # ---- the proxy ----
@@ -244,17 +247,45 @@ def test_a_wait_is_measured_from_the_fault() -> None:
     assert one.silence_after(16.4, 10.0) == 0.0
 
 
+def test_an_engine_is_told_from_its_front() -> None:
+    """As a front spawns it; multiprocessing may have a helper of its own beside it."""
+    context = multiprocessing.get_context("spawn")
+    context.Lock()  # starts that helper
+    with pytest.raises(ProcessLookupError):
+        engine_of(os.getpid())
+    engine = context.Process(target=time.sleep, args=(30,))
+    engine.start()
+    try:
+        while not command_of(engine.pid)[1:]:  # until it is another program
+            time.sleep(0.01)
+        assert len(tree(os.getpid())) >= 3 and engine_of(os.getpid()) == engine.pid
+    finally:
+        engine.kill()
+        engine.join()
+
+
 @pytest.mark.parametrize(
     ("victims", "lines", "want"),
     [
         (("prefill-0",), [("router", "no session with worker prefill-0 at x: y")], 1.0),
         (("prefill-0",), [("decode-1", "session to prefill worker prefill-0/12ab at x is over: y")], 1.0),
         (("prefill-0",), [("router", "no session with worker prefill-1 at x: y")], None),
+        (("prefill-0",), [("router", "worker prefill-0 is left alone: it has heard nothing")], 1.0),
+        (("prefill-0",), [("prefill-0", "the engine's process has said nothing for 2.0 s")], None),
         (("router",), [("decode-1", "router router-1 is gone: y"), ("decode-0", "router router-1 is gone: y")], 2.0),
         (("decode-0", "prefill-1"), [("prefill-1", "session with decode worker decode-0 is over: y")], 1.0),
         (("decode-0", "prefill-1"), [("decode-1", "session to prefill worker prefill-1/1 is over: y")], None),
     ],
-    ids=["router", "decode", "another worker", "the last of two", "link", "another link"],
+    ids=[
+        "router",
+        "decode",
+        "another worker",
+        "router, of an engine",
+        "the victim",
+        "the last of two",
+        "link",
+        "another link",
+    ],
 )
 def test_who_noticed(victims: tuple[str, ...], lines: list[tuple[str, str]], want: float | None) -> None:
     watch, at = Watch(), time.monotonic()

@@ -64,10 +64,11 @@ def tells(fault: Fault, line: Line) -> bool:
 
 
 def lost(observer: str, peer: str) -> str:
-    """How `observer` says that its session with `peer` has ended; matches nothing where there is none."""
+    """How `observer` says that its session with `peer` has ended, or is of no use; matches nothing where there is none."""
     match observer.split("-")[0], peer.split("-")[0]:
         case "router", _:
-            return rf"no session with worker {peer} |session with worker {peer} is closed|worker {peer} left,"
+            gone = rf"no session with worker {peer} |session with worker {peer} is closed|worker {peer} left,"
+            return rf"{gone}|worker {peer} is left alone: "
         case _, "router":
             return r"router \S+ is gone"
         case "decode", "prefill":

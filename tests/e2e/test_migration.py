@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -21,8 +22,15 @@ def busy(workers: Workers) -> str | None:
     return next((w["id"] for w in known if w["role"] == "decode" and w["active_requests"]), None)
 
 
-async def ask(workers: Workers, prompt: list[int], kill_after: int | None, **sampling: Any) -> tuple[str, int, str]:
-    """Text, tokens, and which worker was killed after so many pieces."""
+async def ask(
+    workers: Workers,
+    prompt: list[int],
+    kill_after: int | None,
+    kill: Callable[[str], None] | None = None,
+    **sampling: Any,
+) -> tuple[str, int, str]:
+    """Text, tokens, and which worker was killed (or what `kill` does) after so many pieces."""
+    kill = kill or workers.cluster.kill
     request = {"prompt": prompt, "max_tokens": NEW, "stream": True, "ignore_eos": True, **sampling}
     text, killed, pieces, usage = "", "", 0, {}
     async with httpx.AsyncClient(base_url=workers.cluster.base_url, timeout=120) as http:
@@ -40,7 +48,7 @@ async def ask(workers: Workers, prompt: list[int], kill_after: int | None, **sam
                 pieces += 1
                 if kill_after is not None and pieces == kill_after:
                     killed = await asyncio.to_thread(busy, workers) or ""
-                    workers.cluster.kill(killed)
+                    kill(killed)
     return text, usage["completion_tokens"], killed
 
 

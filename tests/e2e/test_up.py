@@ -18,6 +18,7 @@ import pytest
 
 from services.cli.cluster import Cluster, ClusterPlan, ProcessSpec, free_ports
 from services.cli.memory import tree
+from tests.chaos.engines import command_of, engine_of
 from tests.chaos.quiet import pinned
 from tests.e2e.conftest import MODEL, READY_S
 
@@ -54,8 +55,7 @@ class Up:
 
     def engine(self, name: str) -> int:
         """Of the worker's two processes the one with the model and the transport."""
-        front = self.worker(name)[0]
-        return max(tree(front)[1:], key=lambda pid: resident_bytes(pid))
+        return engine_of(self.worker(name)[0])
 
     def incarnations(self, name: str) -> list[str]:
         """As they joined the router."""
@@ -67,17 +67,6 @@ class Up:
 
     def all_serve(self) -> bool:
         return set(NAMES) <= self.cluster.serving()
-
-
-def command_of(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return []  # it ended meanwhile
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
 def alive(pid: int) -> bool:

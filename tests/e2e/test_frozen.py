@@ -1,0 +1,142 @@
+"""The engine of a real worker is stopped while its front lives: answers go on elsewhere, and afterwards it serves again."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from services.cli.cluster import get_json
+from tests.chaos.engines import engine_of
+from tests.chaos.quiet import look
+from tests.e2e.conftest import Workers
+from tests.e2e.oracle import Oracle
+from tests.e2e.test_heart import connect
+from tests.e2e.test_migration import NEW, ask, busy
+from tests.router.conftest import until
+
+FEW = 16
+
+
+class Freezer:
+    """Stops engines of a cluster; all go on again in the end."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._stopped: dict[str, int] = {}
+
+    def freeze(self, name: str) -> None:
+        pid = self._stopped[name] = engine_of(self._workers.cluster.process(name).pid)
+        os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for pid in self._stopped.values():
+            os.kill(pid, signal.SIGCONT)
+        self._stopped.clear()
+
+
+@pytest.fixture
+def freezer(mortal: Workers) -> Iterator[Freezer]:
+    made = Freezer(mortal)
+    yield made
+    made.thaw()
+
+
+async def serves(workers: Workers, name: str, oracle: Oracle) -> None:
+    """A decode worker computes a prompt of its own, right, and nothing is left there of what it had before."""
+    prompt = oracle.text_ids[900:960]
+    async with connect(workers) as w:
+        got = await asyncio.wait_for(w[name].generate(prompt, salt=f"thawed {name}", max_tokens=FEW), 60)
+    assert (got.error, got.tokens) == ("", (await asyncio.to_thread(oracle.greedy, prompt, FEW)).tokens)
+    await until_clean(workers)
+
+
+async def until_clean(workers: Workers) -> None:
+    deadline = time.monotonic() + 30
+    for address in workers.addresses.values():
+        while not (left := await asyncio.to_thread(look, address)).clean:
+            assert time.monotonic() < deadline, left
+            await asyncio.sleep(0.2)
+
+
+@contextlib.asynccontextmanager
+async def asking(workers: Workers, prompt: list[int], tokens: int) -> AsyncIterator["asyncio.Task[httpx.Response]"]:
+    async with httpx.AsyncClient(base_url=workers.cluster.base_url, timeout=120) as http:
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "repetition_penalty": 1.0, "ignore_eos": True}
+        body |= {"cache_salt": str(time.time()), "model": (await http.get("/v1/models")).json()["data"][0]["id"]}
+        task = asyncio.create_task(http.post("/v1/completions", json=body))
+        yield task
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def usable(workers: Workers) -> bool:
+    return get_json(workers.cluster.base_url, "/ready")[0] == 200
+
+
+@pytest.mark.timeout(240)
+async def test_an_answer_leaves_a_decode_worker_whose_engine_is_stopped(
+    mortal: Workers, oracle: Oracle, freezer: Freezer
+) -> None:
+    prompt = oracle.text_ids[:300]
+    want, tokens, _ = await ask(mortal, prompt, None, temperature=0)
+    assert tokens == NEW
+    got, tokens, frozen = await ask(mortal, prompt, 20, freezer.freeze, temperature=0)
+    assert frozen.startswith("decode-")
+    assert (got, tokens) == (want, NEW), "it was moved, whole and unchanged, while the engine still stands"
+    again, tokens, _ = await ask(mortal, prompt, None, temperature=0)
+    assert (again, tokens) == (want, NEW)
+    freezer.thaw()
+    await serves(mortal, frozen, oracle)
+
+
+@pytest.mark.timeout(240)
+async def test_with_every_decode_engine_stopped_the_error_says_so(
+    mortal: Workers, oracle: Oracle, freezer: Freezer
+) -> None:
+    async with asking(mortal, oracle.text_ids[:100], 1500) as task:
+        while (at := await asyncio.to_thread(busy, mortal)) is None:
+            await asyncio.sleep(0.01)
+        for name in ("decode-0", "decode-1"):
+            freezer.freeze(name)
+        answer = await asyncio.wait_for(task, 60)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (502, "worker_lost"), error
+        assert "has heard nothing from its engine process for" in error["message"] and at in error["message"]
+        await until(lambda: not usable(mortal), within_s=20)
+    freezer.thaw()
+    await until(lambda: usable(mortal), within_s=20)
+    for name in ("decode-0", "decode-1"):
+        await serves(mortal, name, oracle)
+
+
+@pytest.mark.timeout(240)
+async def test_a_prompt_leaves_a_prefill_worker_whose_engine_is_stopped(
+    mortal: Workers, oracle: Oracle, freezer: Freezer
+) -> None:
+    """Its decode worker waits for it over a session that beats: the router alone knows."""
+    prompt = oracle.text_ids[200:900]
+    want = (await asyncio.to_thread(oracle.greedy, prompt, FEW)).tokens
+    async with asking(mortal, prompt, FEW) as task:
+        while (at := await asyncio.to_thread(computing, mortal)) is None:
+            assert not task.done(), task.result().text
+            await asyncio.sleep(0.01)
+        freezer.freeze(at)
+        answer = await asyncio.wait_for(task, 60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"] == oracle.tokenizer.decode(want)
+    freezer.thaw()
+    await until_clean(mortal)
+    async with connect(mortal) as w:
+        got = await w["decode-0"].generate(prompt[:100], prefill=[w[at]], salt="thawed", max_tokens=FEW)
+    assert (got.error, got.stats.prefill_worker) == ("", at)
+    await until_clean(mortal)
+
+
+def computing(workers: Workers) -> str | None:
+    """The prefill worker with a prompt to compute."""
+    known = get_json(workers.cluster.base_url, "/health")[1]["workers"]
+    return next((w["id"] for w in known if w["role"] == "prefill" and w["queued_prefill_tokens"]), None)
