@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.chaos.schedule import Fault
+from tests.chaos.schedule import Fault, Kind
 
 TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|^Traceback|was never retrieved|never awaited")
 HANDED_OFF = re.compile(r"services.decode.emit request .* tokens in .*, remote")
@@ -55,8 +55,11 @@ class Watch:
 
 
 def tells(fault: Fault, line: Line) -> bool:
-    """The line says that its process has lost the victim, or the other end of the link."""
+    """The line says that its process has lost the victim, or the other end of the link. Of an engine the router alone says so:
+    all sessions go on."""
     *client, server = fault.victims
+    if fault.kind is Kind.FREEZE:
+        return line.name == "router" and f"worker {server} is left alone: " in line.text
     if client:
         told = [(client[0], lost(client[0], server)), (server, lost(server, client[0]))]
         return any(line.name == name and re.search(pattern, line.text) for name, pattern in told)
@@ -64,11 +67,10 @@ def tells(fault: Fault, line: Line) -> bool:
 
 
 def lost(observer: str, peer: str) -> str:
-    """How `observer` says that its session with `peer` has ended, or is of no use; matches nothing where there is none."""
+    """How `observer` says that its session with `peer` has ended; matches nothing where there is none."""
     match observer.split("-")[0], peer.split("-")[0]:
         case "router", _:
-            gone = rf"no session with worker {peer} |session with worker {peer} is closed|worker {peer} left,"
-            return rf"{gone}|worker {peer} is left alone: "
+            return rf"no session with worker {peer} |session with worker {peer} is closed|worker {peer} left,"
         case _, "router":
             return r"router \S+ is gone"
         case "decode", "prefill":

@@ -83,9 +83,10 @@ class WorkerLink:
             self._send(pb.RouterMessage(resync=pb.Resync()))
 
     def give_up(self, error: WorkerLost, prefill: Key | None = None) -> None:
-        """Fails all requests, or those that wait for their prompt from this prefill worker."""
+        """Fails all requests, or those that may still wait for something from this prefill worker: a first token comes before the
+        rest of the prompt has been read."""
         for stream in list(self._streams.values()):
-            if prefill is None or (stream.prefill == prefill and not stream.begun):
+            if prefill is None or (stream.prefill == prefill and not stream.went_on):
                 stream.cancel()
                 stream.fail(error)
 

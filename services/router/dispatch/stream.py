@@ -37,6 +37,7 @@ class RequestStream:
         self.id = id
         self.prefill = prefill
         self.begun = False  # a token came
+        self.went_on = False  # another one did: what the decode worker needs of a prefill worker it has
         self._cancel_upstream = cancel_upstream
         self._forget = forget
         self._limit_tokens = limit_tokens
@@ -58,6 +59,7 @@ class RequestStream:
         whose text is then unknown, and no other."""
         short = self._short
         if short is not None:
+            self.went_on = True
             try:
                 if short(token_id):
                     return
@@ -67,6 +69,7 @@ class RequestStream:
                 self.fail(Untold("internal error; the router's log has the details"))
                 return
         if self._rest and self.begun and not self._over:  # nobody is to be woken
+            self.went_on = True
             self._samples.append(Sample(token_id))
         else:
             self.put((Sample(token_id),))
@@ -75,6 +78,8 @@ class RequestStream:
         """More buffered tokens than the limit: the client is too slow, the request is cancelled."""
         if self._over:
             return
+        if samples:
+            self.went_on = self.begun or len(samples) > 1
         if samples and not self.begun:
             self.begun = True
             if self.on_begun is not None:
