@@ -271,10 +271,21 @@ def test_an_engine_is_told_from_its_front() -> None:
         (("prefill-0",), [("decode-1", "session to prefill worker prefill-0/12ab at x is over: y")], 1.0),
         (("prefill-0",), [("router", "no session with worker prefill-1 at x: y")], None),
         (("router",), [("decode-1", "router router-1 is gone: y"), ("decode-0", "router router-1 is gone: y")], 2.0),
+        (("router",), [("decode-1", "router router-2 connected"), ("decode-1", "router router-2 is gone: y")], None),
+        (("router",), [("decode-1", "router router-1 is gone: y"), ("decode-1", "router router-2 connected")], 1.0),
         (("decode-0", "prefill-1"), [("prefill-1", "session with decode worker decode-0 is over: y")], 1.0),
         (("decode-0", "prefill-1"), [("decode-1", "session to prefill worker prefill-1/1 is over: y")], None),
     ],
-    ids=["router", "decode", "another worker", "the last of two", "link", "another link"],
+    ids=[
+        "router",
+        "decode",
+        "another worker",
+        "the last of two",
+        "a later session",
+        "a session again",
+        "link",
+        "another link",
+    ],
 )
 def test_who_noticed(victims: tuple[str, ...], lines: list[tuple[str, str]], want: float | None) -> None:
     watch, at = Watch(), time.monotonic()

@@ -3,7 +3,7 @@
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tests.chaos.schedule import Fault, Kind
@@ -41,7 +41,9 @@ class Watch:
 
     def noticed_s(self, fault: Fault, at: float, within_s: float) -> float | None:
         """Seconds until the last of those who noticed had; None if nobody did. Who had no session has nothing to notice."""
-        first: dict[str, float] = {}
+        first: dict[
+            str, float | None
+        ] = {}  # None: its session began after the fault, what becomes of that is another matter
         lines = list(self.lines)
         for line in lines[
             bisect_left(lines, at - 1.0, key=lambda x: x.at) :
@@ -49,21 +51,24 @@ class Watch:
             after_s = line.at - at
             if after_s > within_s + 1.0:
                 break
-            if 0 < after_s < within_s and line.name not in first and tells(fault, line):
-                first[line.name] = after_s
-        return max(first.values(), default=None)
+            if 0 < after_s < within_s and line.name not in first:
+                if tells(fault, line, lost):
+                    first[line.name] = after_s
+                elif tells(fault, line, met):
+                    first[line.name] = None
+        return max((s for s in first.values() if s is not None), default=None)
 
 
-def tells(fault: Fault, line: Line) -> bool:
-    """The line says that its process has lost the victim, or the other end of the link. Of an engine the router alone says so:
-    all sessions go on."""
+def tells(fault: Fault, line: Line, what: Callable[[str, str], str]) -> bool:
+    """The line says that its process has `lost`, or `met`, the victim, or the other end of the link. Of an engine the router
+    alone says so: all sessions go on."""
     *client, server = fault.victims
     if fault.kind is Kind.FREEZE:
-        return line.name == "router" and f"worker {server} is left alone: " in line.text
+        return line.name == "router" and what is lost and f"worker {server} is left alone: " in line.text
     if client:
-        told = [(client[0], lost(client[0], server)), (server, lost(server, client[0]))]
+        told = [(client[0], what(client[0], server)), (server, what(server, client[0]))]
         return any(line.name == name and re.search(pattern, line.text) for name, pattern in told)
-    return line.name != server and re.search(lost(line.name, server), line.text) is not None
+    return line.name != server and re.search(what(line.name, server), line.text) is not None
 
 
 def lost(observer: str, peer: str) -> str:
@@ -77,5 +82,20 @@ def lost(observer: str, peer: str) -> str:
             return rf"session to prefill worker {peer}\b.* is over"
         case "prefill", "decode":
             return rf"session with decode worker {peer} is over"
+        case _:
+            return r"(?!)"
+
+
+def met(observer: str, peer: str) -> str:
+    """How `observer` says that its session with `peer` has begun."""
+    match observer.split("-")[0], peer.split("-")[0]:
+        case "router", _:
+            return rf"session with worker {peer} .*is up"
+        case _, "router":
+            return r"router \S+ connected"
+        case "decode", "prefill":
+            return rf"session to prefill worker {peer}\b.* is open"
+        case "prefill", "decode":
+            return rf"session with decode worker {peer},.* is open"
         case _:
             return r"(?!)"
