@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,10 +17,10 @@ from tests.chaos.quiet import look
 from tests.e2e.conftest import Workers
 from tests.e2e.oracle import Oracle
 from tests.e2e.test_heart import connect
-from tests.e2e.test_migration import NEW, ask, busy
+from tests.e2e.test_migration import ask, busy
 from tests.router.conftest import until
 
-FEW = 16
+FEW, NEW = 16, 200
 
 
 class Freezer:
@@ -81,10 +82,10 @@ def usable(workers: Workers) -> bool:
 async def test_an_answer_leaves_a_decode_worker_whose_engine_is_stopped(
     mortal: Workers, oracle: Oracle, freezer: Freezer
 ) -> None:
-    prompt = oracle.text_ids[:300]
-    want, tokens, _ = await ask(mortal, prompt, None, temperature=0)
+    prompt = oracle.text_ids[:100]
+    want, tokens, _ = await ask(mortal, prompt, None, temperature=0, max_tokens=NEW)
     assert tokens == NEW
-    got, tokens, frozen = await ask(mortal, prompt, 20, freezer.freeze, temperature=0)
+    got, tokens, frozen = await ask(mortal, prompt, 20, freezer.freeze, temperature=0, max_tokens=NEW)
     assert frozen.startswith("decode-")
     assert (got, tokens) == (want, NEW), "it was moved, whole and unchanged, while the engine still stands"
     freezer.thaw()
@@ -96,14 +97,15 @@ async def test_with_every_decode_engine_stopped_the_error_says_so(
     mortal: Workers, oracle: Oracle, freezer: Freezer
 ) -> None:
     async with asking(mortal, oracle.text_ids[:100], 1500) as task:
-        while (at := await asyncio.to_thread(busy, mortal)) is None:
+        while await asyncio.to_thread(busy, mortal) is None:
             await asyncio.sleep(0.01)
         for name in ("decode-0", "decode-1"):
             freezer.freeze(name)
         answer = await asyncio.wait_for(task, 60)
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (502, "worker_lost"), error
-        assert "has heard nothing from its engine process for" in error["message"] and at in error["message"]
+        # of either: the request may have gone to the other one before that one had been silent for long enough
+        assert re.match(r"worker decode-\d has heard nothing from its engine process for", error["message"]), error
         await until(lambda: not usable(mortal), within_s=20)
     freezer.thaw()
     await until(lambda: usable(mortal), within_s=20)
