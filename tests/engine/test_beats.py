@@ -1,6 +1,7 @@
 """An engine's process says that it runs, beside its reports and whatever its loop waits for."""
 
 import ctypes
+import errno
 import multiprocessing
 import threading
 import time
@@ -51,6 +52,20 @@ def test_a_front_that_does_not_read_has_at_most_one_beat_to_read(ends: tuple[Con
     assert [ends[1].recv(), ends[1].recv()] == [Beat(), "a report"]
     assert not ends[1].poll()
     assert voice.beat() and ends[1].recv() == Beat(), "it goes on once all is read"
+
+
+def test_a_kernel_that_does_not_say_what_is_unread_gets_beats_all_the_same(
+    ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> bytes:
+        raise OSError(errno.ENOTTY, "Inappropriate ioctl for device")
+
+    monkeypatch.setattr("twinflow.engine.beats.fcntl.ioctl", refused)
+    voice = Voice(ends[0])
+    assert voice.beat() and voice.beat()
+    assert [ends[1].recv(), ends[1].recv()] == [Beat(), Beat()]
+    ends[1].close()
+    assert not voice.beat()
 
 
 def test_a_report_that_fills_the_pipe_stays_whole_and_a_beat_waits_for_nobody(
