@@ -4,9 +4,7 @@ from pathlib import Path
 
 from services.cli.memory import tree
 
-SPAWNED = (
-    "--multiprocessing-fork"  # on the command line of what a front spawns, its helper for shared resources excepted
-)
+SPAWNED = "--multiprocessing-fork"  # on the command line of what a front spawns; not of a helper of its own
 
 
 def engine_of(front: int) -> int:

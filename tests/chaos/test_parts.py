@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -247,21 +248,34 @@ def test_a_wait_is_measured_from_the_fault() -> None:
     assert one.silence_after(16.4, 10.0) == 0.0
 
 
-def test_an_engine_is_told_from_its_front() -> None:
-    """As a front spawns it; multiprocessing may have a helper of its own beside it."""
+FRONT = """
+import multiprocessing, sys, time
+if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
-    context.Lock()  # starts that helper
-    with pytest.raises(ProcessLookupError):
-        engine_of(os.getpid())
-    engine = context.Process(target=time.sleep, args=(30,))
+    context.Lock()  # starts a helper of multiprocessing's own
+    print("alone", flush=True)
+    sys.stdin.readline()
+    engine = context.Process(target=time.sleep, args=(60,), daemon=True)
     engine.start()
-    try:
-        while SPAWNED not in command_of(engine.pid):  # until it is another program
+    print(engine.pid, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_an_engine_is_told_from_its_front() -> None:
+    """As a front spawns it, beside whatever else there is below it."""
+    front = subprocess.Popen([sys.executable, "-c", FRONT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert front.stdin is not None and front.stdout is not None
+    with front:
+        assert front.stdout.readline() == "alone\n"
+        assert len(tree(front.pid)) >= 2
+        with pytest.raises(ProcessLookupError):
+            engine_of(front.pid)
+        print(file=front.stdin, flush=True)
+        engine = int(front.stdout.readline())
+        while SPAWNED not in command_of(engine):  # until it is another program
             time.sleep(0.01)
-        assert len(tree(os.getpid())) >= 3 and engine_of(os.getpid()) == engine.pid
-    finally:
-        engine.kill()
-        engine.join()
+        assert engine_of(front.pid) == engine
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_what_was_received_is_published_behind_the_second_token(
     monkeypatch.setattr(pair.decode.engine, "turn", noted)
     pair.remote(TOKENS, max_tokens=6)
     drew = [i for i, r in enumerate(reports) if any(isinstance(n, base.Generated | base.Continued) for n in r.notices)]
-    stored = [i for i, r in enumerate(reports) for e in r.events if e.kind is EventKind.BLOCK_STORED]
+    stored = [i for i, r in enumerate(reports) for e in r.events if e.kind == EventKind.BLOCK_STORED]
     assert len(stored) == BLOCKS and drew[0] < min(stored) and max(stored) <= drew[-1]
     assert pair.decode.local([*TOKENS, 1, 2], max_tokens=2).stats.cached_tokens == len(TOKENS)
     pair.close()

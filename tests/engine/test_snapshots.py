@@ -112,7 +112,7 @@ def test_the_boundary_comes_before_intervals_where_slots_are_few(model: HybridMo
     worker = Worker(model, "w", LoopbackNetwork(), checkpoint_interval_tokens=64, growth_tokens=1, **config)
     p = prompt(10, 500)
     worker.turn(base.Submit(request("r", p, worker.root, max_tokens=NEW), Mode.LOCAL))
-    found = [e.position for e in worker.engine.cache.snapshot()[1] if e.kind is EventKind.CHECKPOINT_STORED]
+    found = [e.position for e in worker.engine.cache.snapshot()[1] if e.kind == EventKind.CHECKPOINT_STORED]
     assert sorted(found) == [256, 320, 384, 448]  # of seven; the room for one more than three was spare blocks
     worker.turn(base.Cancel("r"))
     assert worker.quiet()
