@@ -4,7 +4,8 @@
         [--beside nginx,haproxy,sglang-router,vllm-router --peer-python PYTHON]
 
 Load and simulated workers share core 0, the router has core 1 (all others with `--processes`). Workers answer at once, so the
-whole time to the first token is added by the router, plus what this client needs to see it (`nginx` beside it shows how much).
+whole time to the first token is added by the router, but for what the simulated worker itself needs (hashes, cache events; told
+beside it) and what this client needs to see it (`nginx` beside it shows how much).
 CPU is that of the router's processes, from /proc. The peers pass text through; tokenising and detokenising is the engine's
 work there, so its time is named apart.
 """
@@ -39,13 +40,15 @@ READY = re.compile(r"http://([\d.]+:\d+)/v1, workers register at ([\d.]+:\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A router under load. `pace` changes how the workers behind it speak."""
+    """A router under load. `pace` changes how the workers behind it speak; `own_s` takes what they needed themselves for each
+    request since the last call, where they say so."""
 
     name: str
     address: str
     pid: int
     pace: Callable[[Pacing], None]
     tokenises: bool = False
+    own_s: Callable[[], list[float]] = list
 
 
 # ---- processes ----
@@ -123,8 +126,14 @@ async def ours(text: ModelText, processes: int, *options: str) -> AsyncIterator[
                 for worker in workers:
                     worker.pacing = pacing
 
+            def own_s() -> list[float]:
+                taken = [seconds for worker in workers for seconds in worker.own_s]
+                for worker in workers:
+                    worker.own_s.clear()
+                return taken
+
             name = "twinflow" if processes == 1 else f"twinflow × {processes}"
-            yield Target(name, router.http, router.pid, pace, tokenises=True)
+            yield Target(name, router.http, router.pid, pace, tokenises=True, own_s=own_s)
         finally:
             for worker in workers:
                 await worker.stop()
@@ -221,12 +230,15 @@ def failed(answers: Sequence[Answer]) -> str:
 async def ttft(target: Target, chars: int, what: str, rate: float, seconds: float) -> None:
     """Prompts of token ids are tokenised already: they show what is not tokenising."""
     target.pace(Pacing(step_s=0.01))
+    target.own_s()
     used = cpu_s(target.pid)
     answers = await open_loop(target, Prompts(MODEL.name, chars), rate, seconds, 8, ids=what.endswith("ids"))
     used = cpu_s(target.pid) - used
-    times = [1e3 * a.ttft_s for a in answers if a.ok]
-    line(target, f"TTFT at {rate:g}/s, {what}", f"p50 {percentile(times, 0.5):6.2f} ms  p99 {percentile(times, 0.99):6.2f} ms  "
-         f"CPU {1e3 * used / len(answers):.2f} ms a request" + failed(answers))  # fmt: skip
+    times, own = [1e3 * a.ttft_s for a in answers if a.ok], [1e3 * s for s in target.own_s()]
+    worker = f" ({percentile(own, 0.5):.2f} / {percentile(own, 0.99):.2f} ms in the worker)" if own else ""
+    told = f"p50 {percentile(times, 0.5):6.2f} ms  p99 {percentile(times, 0.99):6.2f} ms{worker}"
+    told += f"  CPU {1e3 * used / len(answers):.2f} ms a request"
+    line(target, f"TTFT at {rate:g}/s, {what}", told + failed(answers))
 
 
 async def paced(target: Target, rounds: int) -> None:

@@ -102,6 +102,7 @@ class SimWorker(rpc.WorkerServicer):
         )  # fmt: skip
         self.pacing = pacing
         self.requests = 0
+        self.own_s: list[float] = []  # of each request, from its arrival until its first token is on its way
         self._script = script
         self._sessions: list[_Session] = []
         self._cache: OrderedDict[bytes, int] = OrderedDict()  # block hash → tokens up to its end
@@ -178,6 +179,7 @@ class SimWorker(rpc.WorkerServicer):
 
     def _submit(self, submit: pb.Submit, session: _Session) -> None:
         self.requests += 1
+        came_s = time.perf_counter()
         forced = len(submit.forced) // 4
         at = self._script.start(submit.prompt) + forced
         run = _Run(submit.id, at, submit.sampling.max_tokens - forced, submit.gather_tokens)
@@ -187,6 +189,7 @@ class SimWorker(rpc.WorkerServicer):
             asyncio.get_running_loop().call_later(self.pacing.first_after_s, self._begin, run, session)
         else:
             self._begin(run, session)
+        self.own_s.append(time.perf_counter() - came_s)
 
     def _begin(self, run: _Run, session: _Session) -> None:
         if self.pacing.first_at_once:
