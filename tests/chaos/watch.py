@@ -3,11 +3,12 @@
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tests.chaos.schedule import Fault, Kind
 
+LOST, MET = "lost", "met"
 TROUBLE = re.compile(r"\bERROR\b|\bCRITICAL\b|^Traceback|was never retrieved|never awaited")
 HANDED_OFF = re.compile(r"services.decode.emit request .* tokens in .*, remote")
 RECOVERED = re.compile(r"services.decode.emit request .* tokens in .*lost hand-offs")
@@ -41,61 +42,48 @@ class Watch:
 
     def noticed_s(self, fault: Fault, at: float, within_s: float) -> float | None:
         """Seconds until the last of those who noticed had; None if nobody did. Who had no session has nothing to notice."""
-        first: dict[
-            str, float | None
-        ] = {}  # None: its session began after the fault, what becomes of that is another matter
+        # None: its session began after the fault, what becomes of that is another matter
+        first: dict[str, float | None] = {}
         lines = list(self.lines)
-        for line in lines[
-            bisect_left(lines, at - 1.0, key=lambda x: x.at) :
-        ]:  # their order is that of threads: nearly this one
+        begin = bisect_left(lines, at - 1.0, key=lambda x: x.at)  # their order is that of threads: nearly this one
+        for line in lines[begin:]:
             after_s = line.at - at
             if after_s > within_s + 1.0:
                 break
-            if 0 < after_s < within_s and line.name not in first:
-                if tells(fault, line, lost):
-                    first[line.name] = after_s
-                elif tells(fault, line, met):
-                    first[line.name] = None
+            if 0 < after_s < within_s and line.name not in first and (said := says(fault, line)):
+                first[line.name] = after_s if said == LOST else None
         return max((s for s in first.values() if s is not None), default=None)
 
 
-def tells(fault: Fault, line: Line, what: Callable[[str, str], str]) -> bool:
-    """The line says that its process has `lost`, or `met`, the victim, or the other end of the link. Of an engine the router
-    alone says so: all sessions go on."""
+def says(fault: Fault, line: Line) -> str:
+    """Whether the line says that its process has `LOST`, or `MET`, the victim, or the other end of the link; "" if neither. Of an
+    engine the router alone says so: all sessions go on."""
     *client, server = fault.victims
     if fault.kind is Kind.FREEZE:
-        return line.name == "router" and what is lost and f"worker {server} is left alone: " in line.text
+        return LOST if line.name == "router" and f"worker {server} is left alone: " in line.text else ""
     if client:
-        told = [(client[0], what(client[0], server)), (server, what(server, client[0]))]
-        return any(line.name == name and re.search(pattern, line.text) for name, pattern in told)
-    return line.name != server and re.search(what(line.name, server), line.text) is not None
+        peer = {client[0]: server, server: client[0]}.get(line.name)
+    else:
+        peer = server if line.name != server else None
+    if peer is None:
+        return ""
+    return next((said for said, pattern in session(line.name, peer) if re.search(pattern, line.text)), "")
 
 
-def lost(observer: str, peer: str) -> str:
-    """How `observer` says that its session with `peer` has ended; matches nothing where there is none."""
+def session(observer: str, peer: str) -> Sequence[tuple[str, str]]:
+    """How `observer` says that its session with `peer` has ended, and begun; nothing where there is none."""
     match observer.split("-")[0], peer.split("-")[0]:
         case "router", _:
-            return rf"no session with worker {peer} |session with worker {peer} is closed|worker {peer} left,"
+            ends = rf"no session with worker {peer} |session with worker {peer} is closed|worker {peer} left,"
+            begins = rf"session with worker {peer} .*is up"
         case _, "router":
-            return r"router \S+ is gone"
+            ends, begins = r"router \S+ is gone", r"router \S+ connected"
         case "decode", "prefill":
-            return rf"session to prefill worker {peer}\b.* is over"
+            of = rf"session to prefill worker {peer}\b.*"
+            ends, begins = of + " is over", of + " is open"
         case "prefill", "decode":
-            return rf"session with decode worker {peer} is over"
+            of = rf"session with decode worker {peer}"
+            ends, begins = of + " is over", of + ",.* is open"
         case _:
-            return r"(?!)"
-
-
-def met(observer: str, peer: str) -> str:
-    """How `observer` says that its session with `peer` has begun."""
-    match observer.split("-")[0], peer.split("-")[0]:
-        case "router", _:
-            return rf"session with worker {peer} .*is up"
-        case _, "router":
-            return r"router \S+ connected"
-        case "decode", "prefill":
-            return rf"session to prefill worker {peer}\b.* is open"
-        case "prefill", "decode":
-            return rf"session with decode worker {peer},.* is open"
-        case _:
-            return r"(?!)"
+            return ()
+    return (LOST, ends), (MET, begins)

@@ -88,7 +88,7 @@ class PromptKeys:
         key, size = (record.fingerprint, record.block_tokens), record.block_tokens * TOKEN_BYTES
         if (
             len(self.packed) < FEW_BLOCKS * size or key in self._hashes
-        ):  # all of a short one cost no more than twice this one
+        ):  # all of a short one cost at most twice this one
             return next(iter(self.block_numbers(record)), None)
         return key_of(block_hash(self.root(record.fingerprint), self.packed[:size]))
 

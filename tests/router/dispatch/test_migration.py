@@ -12,6 +12,7 @@ from tests.router.fake_worker import FakeWorker
 from twinflow.contracts.errors import Internal, NoCapacity
 from twinflow.contracts.hashing import unpack_tokens
 from twinflow.contracts.workers import Load, Pace, Role
+from twinflow.node.pulse import ENGINE_SILENCE_S
 
 NEW = 12
 
@@ -156,7 +157,8 @@ async def test_a_hanging_engine_is_found_by_its_missing_steps(model_folder):
         await until(lambda: hung.cancels)
 
 
-async def test_a_hanging_prefill_worker_is_left_out(model_folder):
+@pytest.mark.parametrize("how", ["no step", "engine silent"])
+async def test_a_hanging_prefill_worker_is_left_out(model_folder, how: str):
     """The decode worker waits for it in good faith: the request is submitted again, without the one that hangs."""
     async with running(model_folder, stall_s=0.5, local_max_tokens=0) as c:
         decode = await c.add(FakeWorker("toy", "d0"))
@@ -167,7 +169,10 @@ async def test_a_hanging_prefill_worker_is_left_out(model_folder):
         await until(lambda: decode.submits)
         first = decode.submits[0].candidates[0].worker_id
         hung = next(w for w in c.workers if w.record.id == first)
-        hung.emit(load=Load(running=1, pace=Pace(steps=10, busy_s=0.1)))
+        if how == "no step":
+            hung.emit(load=Load(running=1, pace=Pace(steps=10, busy_s=0.1)))
+        else:
+            hung.engine_silent_s = ENGINE_SILENCE_S
         await until(lambda: len(decode.submits) == 2)
         assert [x.worker_id for x in decode.submits[1].candidates] == [{"p0": "p1", "p1": "p0"}[first]]
         decode.gate.set()

@@ -71,23 +71,6 @@ async def test_with_nobody_else_the_error_says_what_is_the_matter(model_folder):
         assert not c.router.generator.running
 
 
-async def test_a_silent_prefill_worker_is_left_out(model_folder):
-    """The decode worker waits for it in good faith, over a session that beats: the request is submitted again without it."""
-    async with running(model_folder, local_max_tokens=0) as c:
-        decode = await c.add(FakeWorker("toy", "d0"))
-        decode.gate = asyncio.Event()
-        for i in range(2):
-            await c.add(FakeWorker("toy", f"p{i}", Role.PREFILL))
-        task = asyncio.create_task(c.complete(prompt="one two three", max_tokens=NEW))
-        await until(lambda: decode.submits)
-        first = decode.submits[0].candidates[0].worker_id
-        next(w for w in c.workers if w.record.id == first).engine_silent_s = SILENT_S
-        await until(lambda: len(decode.submits) == 2)
-        assert [x.worker_id for x in decode.submits[1].candidates] == [{"p0": "p1", "p1": "p0"}[first]]
-        decode.gate.set()
-        assert (await task).status_code == 200
-
-
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("tokens", [1, 2])
 async def test_a_first_token_does_not_say_that_all_of_the_prompt_was_read(model_folder, tokens: int, stream: bool):
