@@ -19,11 +19,18 @@ from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.workers import Role
 from twinflow.rpc.channel import open_channel
 
-WAIT_S = 0.5
+WAIT_S = 1.0  # what `impatient` gives a worker: a healthy one on a busy machine has to answer within it too
+HUNG_S = 60.0
 
 
 @pytest.fixture
 async def cluster(model_folder):
+    async with running(model_folder, admin_s=HUNG_S) as c:
+        yield c
+
+
+@pytest.fixture
+async def impatient(model_folder):
     async with running(model_folder, admin_s=WAIT_S) as c:
         yield c
 
@@ -64,33 +71,33 @@ async def test_an_unknown_worker_is_told_who_is_known(cluster, method):
 
 
 @pytest.mark.parametrize("method", [m for m in RPCS if m != "ListWorkers"])
-async def test_slow_dead_and_failing_workers_have_an_entry_each(cluster, method):
-    await add(cluster, "good")
-    slow, failing, dead = [await add(cluster, id) for id in ("slow", "failing", "dead")]
-    slow.delay_s = 60.0
+async def test_slow_dead_and_failing_workers_have_an_entry_each(impatient, method):
+    await add(impatient, "good")
+    slow, failing, dead = [await add(impatient, id) for id in ("slow", "failing", "dead")]
+    slow.delay_s = HUNG_S
     failing.error = BadRequest("not today")
-    cluster.router.view.put(_moved(dead.worker))
-    await cluster.add(FakeWorker("toy", "old"))  # a release without the service
+    impatient.router.view.put(_moved(dead.worker))
+    await impatient.add(FakeWorker("toy", "old"))  # a release without the service
     begun = time.monotonic()
-    answer = await ask(cluster, method)
-    assert time.monotonic() - begun < 4 * WAIT_S
+    answer = await ask(impatient, method)
+    assert time.monotonic() - begun < HUNG_S / 2
     errors = {w.worker_id: (w.error.reason, w.error.message) for w in answer.workers}
     assert list(errors) == ["dead", "failing", "good", "old", "slow"]
     assert errors["good"] == ("", "")
     assert errors["failing"] == ("bad_request", "not today")
-    assert errors["slow"][0] == "deadline" and "did not answer within 0.5 s" in errors["slow"][1]
+    assert errors["slow"][0] == "deadline" and "did not answer within 1 s" in errors["slow"][1]
     assert errors["dead"][0] == WorkerLost.reason and "worker dead at 127.0.0.1:1: UNAVAILABLE" in errors["dead"][1]
     assert errors["old"][0] == "unsupported" and "another release" in errors["old"][1]
 
 
-async def test_a_worker_that_accepts_and_says_nothing_is_waited_for_no_longer(cluster):
+async def test_a_worker_that_accepts_and_says_nothing_is_waited_for_no_longer(impatient):
     """As a stopped process does: the kernel answers, nobody else."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        admin = await add(cluster, "d0")
-        cluster.router.view.put(_moved(admin.worker, silent.getsockname()[1]))
+        admin = await add(impatient, "d0")
+        impatient.router.view.put(_moved(admin.worker, silent.getsockname()[1]))
         begun = time.monotonic()
-        (entry,) = (await ask(cluster, "GetCapacity")).workers
-        assert WAIT_S <= time.monotonic() - begun < 4 * WAIT_S
+        (entry,) = (await ask(impatient, "GetCapacity")).workers
+        assert WAIT_S <= time.monotonic() - begun < HUNG_S / 2
         assert entry.error.reason == "deadline"
 
 
@@ -190,11 +197,11 @@ async def test_a_drained_worker_is_not_chosen_from_the_answer_on(cluster):
     assert (await cluster.complete("hello", max_tokens=2)).status_code == 200
 
 
-async def test_a_drain_that_the_registry_never_shows_is_answered_all_the_same(cluster):
-    (await add(cluster, "d0")).stubborn = True
+async def test_a_drain_that_the_registry_never_shows_is_answered_all_the_same(impatient):
+    (await add(impatient, "d0")).stubborn = True
     begun = time.monotonic()
-    (drained,) = (await ask(cluster, "Drain")).workers
-    assert drained.draining and WAIT_S <= time.monotonic() - begun < 4 * WAIT_S
+    (drained,) = (await ask(impatient, "Drain")).workers
+    assert drained.draining and WAIT_S <= time.monotonic() - begun < HUNG_S / 2
 
 
 async def test_a_drain_that_the_router_has_not_heard_of_moves_the_request(cluster):
