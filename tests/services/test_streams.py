@@ -42,7 +42,7 @@ async def test_silence() -> None:
     beats: list[int] = []
     begun = time.monotonic()
     await Pulse(TIMES, beats.append).run_until_silence()
-    assert 0.15 < time.monotonic() - begun < 0.5
+    assert time.monotonic() - begun > 0.15
     assert beats[:5] == [1, 2, 3, 4, 5]
 
 

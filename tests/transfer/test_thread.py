@@ -106,19 +106,19 @@ def test_the_time_of_a_read_is_that_of_the_transport(world: World, monkeypatch: 
     post, path = world.transport.post, world.transport.transport_in_use
 
     def slow(key: PeerKey, ranges: Sequence[ReadRange]) -> int:
-        time.sleep(0.05)
+        time.sleep(0.4)
         handle = post(key, ranges)
         world.manual.reads[-1].copy()
         world.manual.reads[-1].done()
         return handle
 
     monkeypatch.setattr(world.transport, "post", slow)
-    monkeypatch.setattr(world.transport, "transport_in_use", lambda key: (time.sleep(0.05), path(key))[1])
+    monkeypatch.setattr(world.transport, "transport_in_use", lambda key: (time.sleep(0.4), path(key))[1])
     before = time.monotonic()
     world.thread.pull("a/1", arena().key, [ReadRange(0, 0, 64)])
     event = world.event()
-    assert event.ok and event.began - before >= 0.05
-    assert event.seconds < 0.04
+    assert event.ok and event.began - before >= 0.4
+    assert event.seconds < 0.3
 
 
 def test_nothing_to_read_is_done(world: World) -> None:
@@ -127,17 +127,18 @@ def test_nothing_to_read_is_done(world: World) -> None:
 
 
 class Blocking:
-    """A transport whose every call takes a while, as a post over shared memory does; it notes who made it."""
+    """A transport whose every call waits until it may go on, as a post over shared memory takes its time; it notes who called."""
 
     def __init__(self, inner: LoopbackTransport) -> None:
         self._inner = inner
         self.calls: list[tuple[str, int]] = []
+        self.go_on = threading.Event()
 
     def __getattr__(self, name: str) -> object:
         found = getattr(self._inner, name)
         if callable(found):
             self.calls.append((name, threading.get_ident()))
-            time.sleep(0.1)
+            self.go_on.wait()
         return found
 
 
@@ -147,12 +148,11 @@ def test_who_asks_never_waits_for_the_transport() -> None:
     LoopbackTransport(network, "p/1/1", bytearray(b"x" * TOTAL))
     transport = Blocking(LoopbackTransport(network, "d/1/1", bytearray(TOTAL), AtPost()))
     thread = TransferThread(transport, events.put, max_post_bytes=200)  # type: ignore[arg-type]
-    began = time.monotonic()
-    thread.connect(arena())
+    thread.connect(arena())  # to wait for it here would be to wait for ever
     for i in range(3):
         thread.pull(f"{i}/1", arena().key, [ReadRange(0, 0, 300)])
     thread.cancel("2/1")
-    assert time.monotonic() - began < 0.1, "one call alone takes as long"
+    transport.go_on.set()
     for _ in range(3):
         events.get(timeout=20)
     thread.close()
