@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.offer import Offers, Replies
-from twinflow.contracts.errors import BadRequest, ModelError, TwinflowError, Unsupported
+from twinflow.contracts.errors import BadRequest, HandoffFailed, ModelError, TwinflowError, Unsupported
 from twinflow.engine.base import Done, Generated, Notice, Offered, Prefilled
 from twinflow.engine.front import Front
 from twinflow.engine.routers import RouterStream
@@ -44,6 +44,7 @@ class Handoffs:
         self._sessions: dict[SessionKey, _Session] = {}
         self.metrics = PrefillMetrics(front.metrics.registry, lambda: len(self._leases), lambda: len(self._sessions))
         self.offers = Offers(self._leases, self.metrics, front.engine.send, front.ready, max_open, times.lease_s)
+        front.silence.listeners.append(self._engine_silence)
         self._expiry = asyncio.create_task(self._expire(min(EXPIRE_EVERY_S, times.lease_s / 4)), name="lease-expiry")
 
     @property
@@ -113,6 +114,21 @@ class Handoffs:
     def engine_lost(self, error: TwinflowError) -> None:
         self.offers.fail_all(error)
         self._close_sessions()
+
+    def check_engine_heard(self) -> None:
+        """Raises HandoffFailed while the engine's process stands still."""
+        if self._front.silence.lasts:
+            raise HandoffFailed(
+                f"prefill worker {self._front.worker_id} has heard nothing from its engine process for"
+                f" {self._front.silence.silent_s:.1f} s"
+            )
+
+    def _engine_silence(self) -> None:
+        """Readers wait for an engine that may never go on: they do better elsewhere."""
+        try:
+            self.check_engine_heard()
+        except HandoffFailed as e:
+            self.offers.fail_all(e)
 
     # ---- routers ----
 

@@ -9,7 +9,7 @@ from grpc import aio
 from services.prefill.metrics import End
 from services.prefill.offer import Replies, failed
 from services.prefill.report import CREDITS, Handoffs, arena_info
-from twinflow.contracts.errors import BadRequest, Draining, TwinflowError
+from twinflow.contracts.errors import BadRequest, Draining, HandoffFailed, TwinflowError
 from twinflow.engine.admin import AdminService
 from twinflow.engine.front import Front
 from twinflow.node.handshake import PROTOCOL_MAX, PROTOCOL_MIN, Layout, features, negotiate, same_layout
@@ -105,8 +105,9 @@ class Servicer(pb_grpc.WorkerServicer):
         """A defect here must not leave the reader waiting, nor cost the other hand-offs their session."""
         try:
             self._front.check_not_draining()
+            self._handoffs.check_engine_heard()
             self._handoffs.offers.open(session, replies, message, self._handoffs.features_of(session))
-        except Draining as e:
+        except (Draining, HandoffFailed) as e:
             self._handoffs.metrics.refused(e)
             replies.put(failed(message.id, e))
         except Exception:  # process edge

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from tests.e2e.conftest import Workers
 from tests.e2e.oracle import Oracle
 from tests.e2e.test_heart import connect
 from tests.e2e.test_migration import ask, busy
+from tests.e2e.worker_client import WorkerClient
 from tests.router.conftest import until
 
 FEW, NEW = 16, 200
@@ -117,7 +119,7 @@ async def test_with_every_decode_engine_stopped_the_error_says_so(
 async def test_a_prompt_leaves_a_prefill_worker_whose_engine_is_stopped(
     mortal: Workers, oracle: Oracle, freezer: Freezer
 ) -> None:
-    """Its decode worker waits for it over a session that beats: the router alone knows."""
+    """Over a session that beats: its front says that it stands still."""
     prompt = oracle.text_ids[200:900]
     want = (await asyncio.to_thread(oracle.greedy, prompt, FEW)).tokens
     async with asking(mortal, prompt, FEW) as task:
@@ -130,10 +132,47 @@ async def test_a_prompt_leaves_a_prefill_worker_whose_engine_is_stopped(
     assert answer.json()["choices"][0]["text"] == oracle.tokenizer.decode(want)
     freezer.thaw()
     await until_clean(mortal)
+    await takes_hand_offs(mortal, at, prompt[:100])
+
+
+@pytest.mark.timeout(240)
+async def test_a_decode_worker_needs_nobody_to_tell_it_that_an_engine_stands_still(
+    mortal: Workers, oracle: Oracle, freezer: Freezer
+) -> None:
+    """Its second candidate, of which no router knows, after a first one that is gone; then one that stood still before."""
+    prompt = oracle.text_ids[200:900]
+    want = (await asyncio.to_thread(oracle.greedy, prompt, FEW)).tokens
     async with connect(mortal) as w:
-        got = await w["decode-0"].generate(prompt[:100], prefill=[w[at]], salt="thawed", max_tokens=FEW)
-    assert (got.error, got.stats.prefill_worker) == ("", at)
-    await until_clean(mortal)
+        gone = WorkerClient("127.0.0.1:1")
+        gone.record = dataclasses.replace(w["prefill-0"].record, id="gone", addresses=(gone.address,))
+        asked = asyncio.create_task(
+            w["decode-0"].generate(prompt, prefill=[gone, w["prefill-0"]], salt=str(time.time()), max_tokens=FEW)
+        )
+        while await asyncio.to_thread(computing, mortal) is None:
+            assert not asked.done(), asked.result()
+            await asyncio.sleep(0.01)
+        freezer.freeze("prefill-0")
+        left = await asyncio.wait_for(asked, 60)
+        refused = await w["decode-0"].generate(prompt, prefill=[w["prefill-0"]], salt=str(time.time()), max_tokens=FEW)
+        for got in (left, refused):
+            assert (got.error, got.tokens, got.stats.route) == ("", want, "local")
+            assert "prefill-0" in got.stats.faulty_prefill_workers
+        assert "prefill worker prefill-0 has heard nothing from its engine process for" in refused.stats.reason
+    freezer.thaw()
+    await takes_hand_offs(mortal, "prefill-0", prompt[:100])
+
+
+async def takes_hand_offs(workers: Workers, name: str, prompt: list[int]) -> None:
+    """A prefill worker does again, as soon as its front has heard its engine, and nothing is left of those before."""
+    async with connect(workers) as w, asyncio.timeout(20):
+        while True:
+            salt = f"thawed {time.time()}"
+            got = await w["decode-0"].generate(prompt, prefill=[w[name]], salt=salt, max_tokens=FEW)
+            assert not got.error
+            if got.stats.prefill_worker == name:
+                break
+            assert "heard nothing from its engine" in got.stats.reason
+    await until_clean(workers)
 
 
 def computing(workers: Workers) -> str | None:

@@ -5,7 +5,15 @@ import logging
 
 import pytest
 
-from tests.services.cluster import RouterClient, decode_front, prefill_front, submit, until
+from tests.services.cluster import (
+    DecodeClient,
+    RouterClient,
+    decode_front,
+    open_message,
+    prefill_front,
+    submit,
+    until,
+)
 from tests.services.fake_engine import FakeEngine
 from tests.services.test_metrics import value
 from twinflow.node.pulse import ENGINE_SILENCE_S, SessionTimes
@@ -72,3 +80,34 @@ async def test_a_front_goes_on_meanwhile(opened: contextlib.AsyncExitStack) -> N
     router.cancel("r")
     await router.end_of("r")
     await until(lambda: not len(role) and not engine.running)
+
+
+@pytest.mark.parametrize("computed", [False, True], ids=["being computed", "computed and not yet read"])
+async def test_a_prefill_worker_ends_its_hand_offs(opened: contextlib.AsyncExitStack, computed: bool) -> None:
+    """Whoever reads from it hears nothing else of it: its session beats on. What was promised is over for good."""
+    engine = FakeEngine()
+    if not computed:
+        engine.hold("offer")
+    front, role = await opened.enter_async_context(prefill_front(engine))
+    client = DecodeClient(front.address)
+    opened.push_async_callback(client.close)
+    client.open(open_message("a"))
+    await client.wait("finished" if computed else "accepted")
+    engine.unheard_s = ENGINE_SILENCE_S + 0.3
+    error = (await client.wait("failed")).error
+    assert error.reason == "handoff_failed"
+    assert "prefill worker p0 has heard nothing from its engine process for 2.3 s" in error.message
+    assert not len(role.offers) and client.ended is None, "the session itself is in good health"
+    await until(lambda: engine.kinds("a")[-1] == ("EndLease" if computed else "Cancel"))
+    lease = client.of("accepted")[0].lease_id
+    client.pulled(id="a", lease_id=lease, incarnation=front.incarnation, session_epoch=client.epoch, generation=3)
+    assert "not confirmed" in (await client.wait("failed", 2)).error.message
+
+    client.open(open_message("b"))
+    assert "has heard nothing from its engine process" in (await client.wait("failed", 3)).error.message
+    assert not engine.kinds("b")
+    engine.unheard_s = 0.0
+    await until(lambda: not front.silence.lasts)
+    engine.go("offer")
+    client.open(open_message("c"))
+    await client.wait("finished", 1 + computed)

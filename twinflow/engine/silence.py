@@ -1,5 +1,6 @@
 """Whether a front hears its engine's process, which beats four times a second unless it is stopped, frozen, or held by a call
-that keeps Python's interpreter. What becomes of the requests inside is for the routers to decide.
+that keeps Python's interpreter. What becomes of the requests of routers is for those to decide; a prefill worker ends its
+hand-offs itself.
 """
 
 import asyncio
@@ -21,10 +22,11 @@ class EngineSilence:
     def __init__(
         self, unheard_s: Callable[[], float], changed: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`unheard_s` as of `EngineClient`. `changed` is called when the silence has lasted too long, and when it is over."""
+        """`unheard_s` as of `EngineClient`. `changed` is called when the silence has lasted too long, and when it is over; roles
+        add theirs to `listeners`."""
         self.silent_s = 0.0
+        self.listeners = [changed]
         self._unheard_s = unheard_s
-        self._changed = changed
         self._clock = clock
         self._since = -math.inf  # what lies before is excused
 
@@ -44,7 +46,8 @@ class EngineSilence:
         elif lasted and not self.lasts:
             log.warning("the engine's process is heard again, after %.1f s at least", before_s)
         if self.lasts is not lasted:
-            self._changed()
+            for changed in self.listeners:
+                changed()
 
     async def watch(self) -> None:
         """Looks until cancelled."""

@@ -95,6 +95,8 @@ class Dispatcher:
 
     def _on_stall(self, key: Key, error: WorkerLost) -> None:
         self._links[key].give_up(error)
+        if self._view.engine_silent(key):
+            return  # a prefill worker's front knows it too: it ends its hand-offs, and their readers go on from what they have
         for other in self._links.values():
             other.give_up(WorkerLost(error.message, culprit=key), prefill=key)
 

@@ -278,6 +278,11 @@ class View:
         for worker in self._workers.values():
             worker.heard_s = min(now, worker.heard_s + late_s)
 
+    def engine_silent(self, key: Key) -> bool:
+        """Its front says that its engine's process stands still."""
+        worker = self._workers.get(key)
+        return worker is not None and stands_still(worker)
+
     def stall(self, key: Key) -> str:
         """What keeps everything at this worker from getting on, to be said after its name; "" if nothing does."""
         worker = self._workers.get(key)

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.router.conftest import Cluster, running, until
-from tests.router.fake_worker import FakeWorker
+from tests.router.fake_worker import FakeWorker, echo
 from twinflow.contracts.errors import Internal, NoCapacity
 from twinflow.contracts.hashing import unpack_tokens
 from twinflow.contracts.workers import Load, Pace, Role
-from twinflow.node.pulse import ENGINE_SILENCE_S
 
 NEW = 12
 
@@ -157,8 +156,16 @@ async def test_a_hanging_engine_is_found_by_its_missing_steps(model_folder):
         await until(lambda: hung.cancels)
 
 
-@pytest.mark.parametrize("how", ["no step", "engine silent"])
-async def test_a_hanging_prefill_worker_is_left_out(model_folder, how: str):
+async def hanging_prefill(c: Cluster, decode: FakeWorker) -> str:
+    """The prefill worker that the request goes to makes no step any more."""
+    await until(lambda: decode.submits)
+    first = decode.submits[0].candidates[0].worker_id
+    hung = next(w for w in c.workers if w.record.id == first)
+    hung.emit(load=Load(running=1, pace=Pace(steps=10, busy_s=0.1)))
+    return first
+
+
+async def test_a_hanging_prefill_worker_is_left_out(model_folder):
     """The decode worker waits for it in good faith: the request is submitted again, without the one that hangs."""
     async with running(model_folder, stall_s=0.5, local_max_tokens=0) as c:
         decode = await c.add(FakeWorker("toy", "d0"))
@@ -166,17 +173,36 @@ async def test_a_hanging_prefill_worker_is_left_out(model_folder, how: str):
         for i in range(2):
             await c.add(FakeWorker("toy", f"p{i}", Role.PREFILL))
         task = asyncio.create_task(c.complete(prompt="one two three", max_tokens=NEW))
-        await until(lambda: decode.submits)
-        first = decode.submits[0].candidates[0].worker_id
-        hung = next(w for w in c.workers if w.record.id == first)
-        if how == "no step":
-            hung.emit(load=Load(running=1, pace=Pace(steps=10, busy_s=0.1)))
-        else:
-            hung.engine_silent_s = ENGINE_SILENCE_S
+        first = await hanging_prefill(c, decode)
         await until(lambda: len(decode.submits) == 2)
         assert [x.worker_id for x in decode.submits[1].candidates] == [{"p0": "p1", "p1": "p0"}[first]]
         decode.gate.set()
         assert (await task).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("tokens", [1, 2])
+async def test_a_first_token_does_not_say_that_all_of_the_prompt_was_read(model_folder, tokens: int, stream: bool):
+    """It comes with the end of the prompt, and what is left to read may then wait for an engine that hangs. A second one is the
+    decode worker's own."""
+    async with running(model_folder, stall_s=0.5, local_max_tokens=0) as c:
+        decode = await c.add(FakeWorker("toy", "d0"))
+        decode.script, decode.finish_last = lambda submit: echo(submit)[:tokens], False
+        for i in range(2):
+            await c.add(FakeWorker("toy", f"p{i}", Role.PREFILL))
+        body = {"model": "toy", "prompt": "one two three", "max_tokens": NEW, "stream": stream}
+        task = asyncio.create_task(c.http.post("/v1/completions", json=body))
+        await until(lambda: decode.submits)
+        await asyncio.sleep(0.3)  # the tokens are here
+        first = await hanging_prefill(c, decode)
+        if tokens == 1:
+            await until(lambda: len(decode.submits) == 2)
+            again = decode.submits[1]
+            assert first not in [x.worker_id for x in again.candidates] and len(again.forced) == 4
+        else:
+            await asyncio.sleep(1.5)  # several looks
+            assert len(decode.submits) == 1 and not decode.cancels
+        task.cancel()
 
 
 async def test_a_worker_that_steps_on_is_no_hanging_one(model_folder):

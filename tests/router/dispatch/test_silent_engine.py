@@ -71,29 +71,25 @@ async def test_with_nobody_else_the_error_says_what_is_the_matter(model_folder):
         assert not c.router.generator.running
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("tokens", [1, 2])
-async def test_a_first_token_does_not_say_that_all_of_the_prompt_was_read(model_folder, tokens: int, stream: bool):
-    """It comes with the end of the prompt, and what is left to read then waits for the process that stands still. A second one
-    is the decode worker's own."""
+async def test_a_prompt_is_left_to_its_decode_worker(model_folder):
+    """Which is told by the prefill worker itself, and goes on from what it has; only new prompts are sent elsewhere."""
     async with running(model_folder, local_max_tokens=0) as c:
-        decode = stopping(await c.add(FakeWorker("toy", "d0")), tokens)
+        decode = await c.add(FakeWorker("toy", "d0"))
+        decode.gate = asyncio.Event()
         for i in range(2):
             await c.add(FakeWorker("toy", f"p{i}", Role.PREFILL))
-        body = {"model": "toy", "prompt": "one two three", "max_tokens": NEW, "stream": stream}
-        task = asyncio.create_task(c.http.post("/v1/completions", json=body))
+        task = asyncio.create_task(c.complete(prompt="one two three", max_tokens=NEW))
         await until(lambda: decode.submits)
-        await asyncio.sleep(0.3)  # the tokens are here
         first = decode.submits[0].candidates[0].worker_id
         next(w for w in c.workers if w.record.id == first).engine_silent_s = SILENT_S
-        if tokens == 1:
-            await until(lambda: len(decode.submits) == 2)
-            again = decode.submits[1]
-            assert first not in [x.worker_id for x in again.candidates] and len(again.forced) == 4
-        else:
-            await asyncio.sleep(1.0)  # several beats and looks
-            assert len(decode.submits) == 1 and not decode.cancels
-        task.cancel()
+        await until(lambda: any(w.stalled for w in c.router.view.snapshot().workers))
+        await asyncio.sleep(1.0)  # several beats and looks
+        assert len(decode.submits) == 1 and not decode.cancels
+        decode.gate.set()
+        assert (await task).status_code == 200
+        for _ in range(6):
+            assert (await c.complete(max_tokens=2)).status_code == 200
+        assert all(first not in [x.worker_id for x in submit.candidates] for submit in decode.submits[1:])
 
 
 @pytest.mark.parametrize("says_s", [None, 0.0, 1.9], ids=["an older worker", "just heard", "not for long"])
