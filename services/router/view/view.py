@@ -107,7 +107,7 @@ class View:
         if now.steps != before.steps:
             worker.rates = worker.rates.paced(before, now, computing_tokens)
             like = (worker.record.fingerprint, worker.record.role)
-            self._fleet[like] = self._fleet.get(like, Rates()).paced(before, now, computing_tokens)
+            self._fleet[like] = self._fleet.get(like, NO_RATES).paced(before, now, computing_tokens)
 
     def set_engine_silence(self, key: Key, silent_s: float) -> None:
         """What a worker's front says: for how long its engine's process has said nothing."""
@@ -134,7 +134,7 @@ class View:
             decode.rates, decode.facts = decode.rates.moved(stats), None
             like = (choice.decode.fingerprint, choice.decode.role)
             anonymous = dataclasses.replace(stats, prefill_worker="any")
-            self._fleet[like] = self._fleet.get(like, Rates()).moved(anonymous)
+            self._fleet[like] = self._fleet.get(like, NO_RATES).moved(anonymous)
         self.breakers.worked(("", choice.decode.id))
         offered = {c.record.id: c.record.key for c in choice.candidates}
         for prefill_id in stats.faulty_prefill_workers:
