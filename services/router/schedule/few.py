@@ -140,7 +140,7 @@ class _Seat:
         if not self.alone:
             healthy = [p for p, total in enumerate(self.pairs) if total < math.inf]
             order = sorted(healthy, key=lambda p: (p != self.best, self.pairs[p]))[:MAX_CANDIDATES]
-        peers = [layout.peers[p] for p in order]
+        peers = [layout.peers[p] for p in order] if order else []
         whoever = self.decode if self.is_local else peers[0]
         terms, limit = self.local or layout.locally(self)
         if not self.is_local:
@@ -179,7 +179,8 @@ class _Layout:
         self.request, self.policy, self.tokens = request, policy, request.prompt_tokens
         self._snapshot = snapshot
         self._decoders = [self._seen(w) for w in decoders]
-        self._reply_tokens = min(request.max_tokens, snapshot.reply_tokens or DEFAULT_REPLY_TOKENS)
+        usual = snapshot.reply_tokens or DEFAULT_REPLY_TOKENS
+        self._reply_tokens = usual if usual < request.max_tokens else request.max_tokens
         peers = [
             self._seen(w)
             for w in kept
@@ -219,7 +220,9 @@ class _Layout:
         computed = [sum(p.terms.values()) for p in self.peers] if self.peers else []
         for d in self._decoders:
             own, bound = self._decode_terms(d)
-            paired, pairs, best, remote = list[Terms](), list[float](), 0, math.inf
+            paired: list[Terms] = []
+            pairs: list[float] = []
+            best, remote = 0, math.inf
             if computed and d.facts.record.role is not Role.BOTH:
                 paired, pairs = self._paired(d, computed, sum(own.values()))
                 best = min(range(len(pairs)), key=pairs.__getitem__)
