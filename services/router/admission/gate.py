@@ -60,9 +60,9 @@ class _Held:
     entry: "Entry[_Held] | None" = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
-    @property
-    def unplaced_tokens(self) -> int:
-        return self.ask.prompt_tokens * self.unplaced // self.ask.generations
+    def tokens_of(self, generations: int) -> int:
+        """The share of so many of them in the prompt tokens."""
+        return self.ask.prompt_tokens * generations // self.ask.generations
 
 
 class LocalGate:
@@ -135,9 +135,10 @@ class LocalGate:
             if isinstance(e, Shed | WaitedTooLong):
                 self._note(e.refusal)
             raise
-        waited_s = self._clock() - now
+        through_s = self._clock()
+        waited_s = through_s - now
         self._events.waited(waited_s)
-        return Permit(held.id, waited_s, state.quotas(self._clock()))
+        return Permit(held.id, waited_s, state.quotas(through_s))
 
     def placed(self, permit_id: int) -> None:
         held = self._held.get(permit_id)
@@ -178,12 +179,12 @@ class LocalGate:
         self._count_unplaced(held, held.ask.generations)
 
     def _count_unplaced(self, held: _Held, unplaced: int) -> None:
-        if unplaced == held.unplaced:
+        before, ahead = held.unplaced, self._ahead
+        if unplaced == before:
             return
-        generations = self._ahead.generations + unplaced - held.unplaced
-        before = held.unplaced_tokens
         held.unplaced = unplaced
-        self._ahead = Ahead(generations, self._ahead.prompt_tokens + held.unplaced_tokens - before)
+        tokens = held.tokens_of(unplaced) - held.tokens_of(before)
+        self._ahead = Ahead(ahead.generations + unplaced - before, ahead.prompt_tokens + tokens)
 
     async def _wait(self, held: _Held) -> None:
         """Until it is let through. Raises Shed or WaitedTooLong instead."""

@@ -65,9 +65,13 @@ def look(
         if drop(w, request, policy) is not None:
             continue
         record = w.record
-        spare = layouts.setdefault(record.fingerprint, _Spare())
-        rate = _rate(w, fleet.get((record.fingerprint, record.role), NO_RATES), ahead)
-        left_s = max(0.0, work_s - w.queued_prefill_tokens / rate)
+        spare = layouts.get(record.fingerprint)
+        if spare is None:
+            spare = layouts[record.fingerprint] = _Spare()
+        rate = _rate(w, fleet, ahead)
+        left_s = work_s - w.queued_prefill_tokens / rate
+        if left_s < 0:
+            left_s = 0.0
         if record.role in DECODERS:
             spare.has_decode = True
             spare.slots += _free_slots(w)
@@ -93,10 +97,14 @@ def _free_slots(w: WorkerFacts) -> int:
     slots = load.total_slots or UNKNOWN_SLOTS
     if w.full_at:
         slots = min(slots, w.full_at + 1 + w.full_at // MORE)
-    return max(0, slots - w.active_requests)
+    return slots - w.active_requests if slots > w.active_requests else 0
 
 
-def _rate(w: WorkerFacts, fleet: Rates, ahead: Ahead) -> float:
+def _rate(w: WorkerFacts, fleet: Mapping[tuple[str, Role], Rates], ahead: Ahead) -> float:
     """Prompt tokens per second of what it has before it and what is on its way; short ones are slower."""
-    tokens = max(1, w.queued_prefill_tokens + ahead.prompt_tokens)
-    return w.rates.prefill.at(tokens) or fleet.prefill.at(tokens) or PREFILL_TOKENS_PER_S
+    tokens = w.queued_prefill_tokens + ahead.prompt_tokens or 1
+    own = w.rates.prefill.at(tokens)
+    if own:
+        return own
+    like = fleet.get((w.record.fingerprint, w.record.role), NO_RATES)
+    return like.prefill.at(tokens) or PREFILL_TOKENS_PER_S

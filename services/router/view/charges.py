@@ -33,8 +33,9 @@ class Charges:
     # ---- what happens ----
 
     def prefill(self, request_id: str, tokens: int) -> None:
-        self.prefilled(request_id)
-        self._prompts.pop(request_id, None)
+        if request_id in self._prompts:
+            self.prefilled(request_id)
+            del self._prompts[request_id]
         self._prompts[request_id] = _Prompt(tokens, tokens)
         self._new[request_id] = tokens
         self._left += tokens
