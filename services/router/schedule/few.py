@@ -146,20 +146,20 @@ class _Seat:
         if not self.is_local:
             terms = layout.peers[self.best].terms | self.paired[self.best] | self.own
         terms["total"] = self.total
-        return Choice(
-            kind=ChoiceKind.LOCAL if self.is_local else ChoiceKind.REMOTE,
-            decode=decode.record,
-            candidates=tuple([Candidate(p.facts.record, int(p.usable)) for p in peers]) if peers else (),
-            reason=self.reason(),
-            decode_attention_tokens=decode.attention_tokens,
-            decode_usable_tokens=self.decode.held,
-            prefill_tokens=layout.tokens - whoever.held,
-            max_tokens=layout.request.max_tokens,
-            prefill_attention_tokens=whoever.facts.attention_tokens,
-            local_max_tokens=int(limit),
-            terms=terms,
-            others=others,
-            dropped=dropped,
+        return Choice(  # by place: names of so many arguments cost as much as the object
+            ChoiceKind.LOCAL if self.is_local else ChoiceKind.REMOTE,
+            decode.record,
+            tuple([Candidate(p.facts.record, int(p.usable)) for p in peers]) if peers else (),
+            self.reason(),
+            decode.attention_tokens,
+            self.decode.held,
+            layout.tokens - whoever.held,
+            layout.request.max_tokens,
+            whoever.facts.attention_tokens,
+            int(limit),
+            terms,
+            others,
+            dropped,
         )
 
 

@@ -79,7 +79,8 @@ class Charges:
     # ---- what it amounts to ----
 
     def active_requests(self, load: Load) -> int:
-        return max(len(self.requests), load.running + load.waiting + len(self.new_requests))
+        ours, told = len(self.requests), load.running + load.waiting + len(self.new_requests)
+        return ours if ours > told else told
 
     def queued_prefill_tokens(self, load: Load) -> int:
         if load.running + load.waiting <= len(self.requests) + self._elsewhere:  # all of them are ours
