@@ -17,7 +17,7 @@ from services.router.admission.base import Ask, KeyFacts, Permit, Refusal, Shed,
 from services.router.admission.drain import Drain
 from services.router.admission.limits import KeyState
 from services.router.admission.queue import Entry, FairQueue
-from services.router.admission.room import Ahead, Room
+from services.router.admission.room import FULL, Ahead, Room
 from twinflow.contracts.errors import TwinflowError
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class LocalGate:
 
     @property
     def idle(self) -> bool:
-        return not len(self._queue) and self._room() is not Room.FULL
+        return not len(self._queue) and not self._is_full()
 
     # ---- a request ----
 
@@ -126,7 +126,7 @@ class LocalGate:
         held = _Held(next(self._ids), ask, state, now)
         self._held[held.id] = held
         try:
-            if len(self._queue) or self._room() is Room.FULL:
+            if len(self._queue) or self._is_full():
                 await self._wait(held)
             else:
                 self._let_through(held)
@@ -163,15 +163,15 @@ class LocalGate:
         state.follow(key, now_s)
         return state
 
-    def _room(self) -> Room:
+    def _is_full(self) -> bool:
         started_s = self._clock()
         if self._through >= self._settings.max_requests or started_s < self._full_until_s:
-            return Room.FULL
-        room = self._look(self._ahead)
-        if room is Room.FULL:
-            ended_s = self._clock()
-            self._full_until_s = ended_s + (ended_s - started_s) / LOOKING
-        return room
+            return True
+        if self._look(self._ahead) is not FULL:
+            return False
+        ended_s = self._clock()
+        self._full_until_s = ended_s + (ended_s - started_s) / LOOKING
+        return True
 
     def _let_through(self, held: _Held) -> None:
         held.through = True
@@ -252,7 +252,7 @@ class LocalGate:
 
     def _pump(self) -> None:
         """Lets go while there is room."""
-        while len(self._queue) and self._room() is not Room.FULL:
+        while len(self._queue) and not self._is_full():
             held = self._queue.pop().what
             now = self._clock()
             self._drain.let_go(held.ask.tokens, now)

@@ -16,7 +16,7 @@ from services.router.schedule.cost import PREFILL_TOKENS_PER_S
 from services.router.schedule.filters import DECODERS, drop
 from services.router.schedule.rates import Rates
 from twinflow.contracts.facts import fact
-from twinflow.contracts.workers import Role
+from twinflow.contracts.workers import BOTH, PREFILL, Role
 
 UNKNOWN_SLOTS = 1 << 30  # of a worker that tells none
 MORE = 16  # a worker is tried with one request more for as many as it could hold
@@ -26,6 +26,9 @@ class Room(Enum):
     FREE = "free"
     FULL = "full"
     NOBODY = "nobody"  # no worker could take anything at all: waiting would not help
+
+
+FREE, FULL, NOBODY = Room  # as with roles
 
 
 @fact(frozen=True, slots=True)
@@ -76,16 +79,16 @@ def look(
             spare.has_decode = True
             spare.slots += _free_slots(w)
             spare.local_s += left_s
-        if record.role is Role.PREFILL:
+        if record.role is PREFILL:
             spare.has_prefill = True
             spare.rate = rate
             spare.prefill_s += left_s
-        if spare.free(spare.local_s if record.role is Role.BOTH else spare.prefill_s, ahead):
-            return Room.FREE
+        if spare.free(spare.local_s if record.role is BOTH else spare.prefill_s, ahead):
+            return FREE
     for spare in layouts.values():
         if spare.has_decode and not spare.has_prefill and spare.free(spare.local_s, ahead):
-            return Room.FREE
-    return Room.FULL if any(spare.has_decode for spare in layouts.values()) else Room.NOBODY
+            return FREE
+    return FULL if any(spare.has_decode for spare in layouts.values()) else NOBODY
 
 
 def _free_slots(w: WorkerFacts) -> int:

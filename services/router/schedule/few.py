@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from services.router.schedule.base import (
+    LOCAL,
     NO_RATES,
+    REMOTE,
     Candidate,
     Choice,
-    ChoiceKind,
     Policy,
     Reason,
     RouteRequest,
@@ -36,7 +37,7 @@ from services.router.schedule.limits import limit_tokens
 from services.router.schedule.options import DEFAULT_REPLY_TOKENS, MAX_CANDIDATES
 from services.router.schedule.pick import least
 from services.router.schedule.rates import Line, Rates
-from twinflow.contracts.workers import Role
+from twinflow.contracts.workers import BOTH, PREFILL
 
 FEW = 8
 MAX_OTHERS = 5  # alternatives that a choice tells
@@ -125,7 +126,7 @@ class _Seat:
         return decode if self.is_local else f"{self.layout.peers[self.best].facts.record.id}→{decode}"
 
     def reason(self) -> Reason:
-        if self.decode.facts.record.role is Role.BOTH:
+        if self.decode.facts.record.role is BOTH:
             return Reason.ROLE_BOTH
         if self.alone:
             return Reason.NO_PREFILL_WORKER
@@ -147,7 +148,7 @@ class _Seat:
             terms = layout.peers[self.best].terms | self.paired[self.best] | self.own
         terms["total"] = self.total
         return Choice(  # by place: names of so many arguments cost as much as the object
-            ChoiceKind.LOCAL if self.is_local else ChoiceKind.REMOTE,
+            LOCAL if self.is_local else REMOTE,
             decode.record,
             tuple([Candidate(p.facts.record, int(p.usable)) for p in peers]) if peers else (),
             self.reason(),
@@ -184,9 +185,7 @@ class _Layout:
         peers = [
             self._seen(w)
             for w in kept
-            if w.record.role is Role.PREFILL
-            and w.record.fingerprint == fingerprint
-            and self.tokens < limit_tokens(w.record)
+            if w.record.role is PREFILL and w.record.fingerprint == fingerprint and self.tokens < limit_tokens(w.record)
         ]
         self.peers = self._ranked(peers, random) if peers else []
 
@@ -223,7 +222,7 @@ class _Layout:
             paired: list[Terms] = []
             pairs: list[float] = []
             best, remote = 0, math.inf
-            if computed and d.facts.record.role is not Role.BOTH:
+            if computed and d.facts.record.role is not BOTH:
                 paired, pairs = self._paired(d, computed, sum(own.values()))
                 best = min(range(len(pairs)), key=pairs.__getitem__)
                 remote = pairs[best]

@@ -1,9 +1,9 @@
 """Who is no option for a request, and why."""
 
 from services.router.schedule.base import Drop, NoDecodeWorker, Policy, RouteRequest, Snapshot, WorkerFacts
-from twinflow.contracts.workers import Role
+from twinflow.contracts.workers import BOTH, DECODE
 
-DECODERS = (Role.DECODE, Role.BOTH)
+DECODERS = (DECODE, BOTH)
 
 
 def drop(w: WorkerFacts, request: RouteRequest, policy: Policy) -> Drop | None:

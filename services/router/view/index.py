@@ -310,5 +310,7 @@ def expected_states(
     size, interval_tokens = record.block_tokens, 0
     if record.block_bytes:
         interval_tokens = -(-INTERVAL_STATE_SHARE * record.slot_bytes // record.block_bytes) * size
+    if interval_tokens >= prompt_tokens:
+        interval_tokens = 0  # the first one would be behind it
     kept = checkpoint_positions(resumed_tokens, reach_tokens, prompt_tokens, size, interval_tokens)
     return [blocks[at // size - 1] ^ CHECKPOINT for at in kept]

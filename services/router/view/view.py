@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from services.router.schedule.base import NO_RATES, Choice, ChoiceKind, Snapshot, WorkerFacts
+from services.router.schedule.base import NO_RATES, REMOTE, Choice, Snapshot, WorkerFacts
 from services.router.schedule.rates import Rates
 from services.router.view.breakers import Breakers
 from services.router.view.charges import Charges
@@ -154,7 +154,7 @@ class View:
         if decode is not None:
             decode.charges.run(request_id)
             charged.append(decode)
-        if choice.kind is ChoiceKind.REMOTE:
+        if choice.kind is REMOTE:
             prefill = self._workers.get(choice.candidates[0].record.key)
             if prefill is not None:
                 charged.append(prefill)
