@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.router.view.expected import Expected, words_of
-from services.router.view.prompt import FEW_BLOCKS, PromptKeys, ReplyKeys
-from services.router.view.table import COLUMNS, KEY_BYTES, U64, WORDS, KeyTable
+from services.router.view.prompt import FEW_BLOCKS, KEY_BYTES, PromptKeys, ReplyKeys
+from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
 from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
 from twinflow.contracts.events import EventColumns, EventKind
 from twinflow.contracts.facts import fact

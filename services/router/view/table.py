@@ -17,7 +17,6 @@ I64 = NDArray[np.int64]
 
 WAYS = 8
 WORDS = 4
-KEY_BYTES = 8
 COLUMNS = 64 * WORDS
 ROW_BYTES = 8 + 2 + 8 * WORDS
 FILL = 7 / 8  # of the rows, the most that is ever in use
@@ -81,23 +80,17 @@ class KeyTable:
 
     def may_have(self, key: int) -> bool:
         """False: certainly not. For one key, where `lookup` is about the arrays more than about the key."""
-        wanted = key.to_bytes(KEY_BYTES, "little")
-        return wanted in self._bucket(self._first_row(key & 0xFFFFFFFF)) or wanted in self._bucket(
-            self._first_row(key >> 32)
-        )
+        return key in self._bucket(self._first_row(key & 0xFFFFFFFF)) or key in self._bucket(self._first_row(key >> 32))
 
     def columns(self, key: int) -> int:
         """The columns of one key, as bits of a number."""
-        wanted = key.to_bytes(KEY_BYTES, "little")
         for half in (key & 0xFFFFFFFF, key >> 32):
             first = self._first_row(half)
             bucket = self._bucket(first)
-            at = bucket.find(wanted)
-            while at >= 0:
-                row, beside = divmod(at, KEY_BYTES)
-                if not beside and self._ages[first + row]:
-                    return int.from_bytes(self._sets[first + row].tobytes(), "little")
-                at = bucket.find(wanted, at + 1)
+            if key in bucket:  # a row that was freed has its last key still
+                for row, held in enumerate(bucket, first):
+                    if held == key and self._ages[row]:
+                        return int.from_bytes(self._sets[row].tobytes(), "little")
         return 0
 
     def _first_row(self, half: int) -> int:
@@ -105,9 +98,10 @@ class KeyTable:
         at = half & (2 * self._level - 1)
         return (at if at < self._buckets else at - self._level) * WAYS
 
-    def _bucket(self, first: int) -> bytes:
+    def _bucket(self, first: int) -> list[int]:
         """Keys of the bucket that begins with this row."""
-        return self._keys[first : first + WAYS].tobytes()
+        keys: list[int] = self._keys[first : first + WAYS].tolist()
+        return keys
 
     def _addresses(self, hashes: U64) -> I64:
         at = (hashes & np.uint64(2 * self._level - 1)).astype(np.int64)
