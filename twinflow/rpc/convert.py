@@ -224,7 +224,7 @@ def load_to_pb(x: Load) -> pb.Load:
 
 
 def load_from_pb(m: pb.Load) -> Load:
-    """Of every step: a field of a message, or an argument by its name, costs more than the object."""
+    """Comes with every step: arguments by place, and `pace` got from the message once."""
     pace = m.pace
     return Load(
         m.running,
