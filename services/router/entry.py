@@ -28,15 +28,14 @@ class Entry:
 
     async def _ask(self, jobs: Sequence[Job], started_at: float) -> Ask:
         """How long its first token would take is only predicted where somebody needs to know."""
-        first, longest = jobs[0], max(jobs, key=lambda job: job.prompt_tokens)
-        ask = Ask(
-            key=first.key,
-            prompt_tokens=prompt_tokens(jobs),
-            reply_tokens=sum(job.max_tokens or job.default_tokens for job in jobs),
-            generations=len(jobs),
-            priority=first.priority,
-            longest=(longest.prompt_tokens, longest.max_tokens or 1),
-        )
+        first = longest = jobs[0]
+        reply_tokens = 0
+        for job in jobs:
+            reply_tokens += job.max_tokens or job.default_tokens
+            if job.prompt_tokens > longest.prompt_tokens:
+                longest = job
+        lengths = (longest.prompt_tokens, longest.max_tokens or 1)
+        ask = Ask(first.key, prompt_tokens(jobs), reply_tokens, len(jobs), first.priority, lengths)
         if first.key.slo_ttft_s is None or self._gate.idle:
             return ask
         prompt = PromptKeys(longest.packed, longest.tenant, longest.cache_salt)
@@ -72,6 +71,8 @@ def prompt_tokens(jobs: Sequence[Job]) -> int:
 
 def used_tokens(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> int:
     """Of prompts and replies; none if no worker was given any of it."""
-    if all(outcome.choice is None for outcome in outcomes):
-        return 0
-    return prompt_tokens(jobs) + sum(outcome.completion_tokens for outcome in outcomes)
+    given, replies = False, 0
+    for outcome in outcomes:
+        given = given or outcome.choice is not None
+        replies += outcome.completion_tokens
+    return prompt_tokens(jobs) + replies if given else 0

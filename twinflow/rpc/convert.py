@@ -224,15 +224,17 @@ def load_to_pb(x: Load) -> pb.Load:
 
 
 def load_from_pb(m: pb.Load) -> Load:
+    """Comes with every step: arguments by place, and `pace` got from the message once."""
+    pace = m.pace
     return Load(
-        running=m.running,
-        waiting=m.waiting,
-        queued_prefill_tokens=m.queued_prefill_tokens,
-        free_blocks=m.free_blocks,
-        total_blocks=m.total_blocks,
-        free_slots=m.free_slots,
-        total_slots=m.total_slots,
-        pace=Pace(m.pace.steps, m.pace.busy_s, m.pace.prefill_tokens, m.pace.decode_tokens),
+        m.running,
+        m.waiting,
+        m.queued_prefill_tokens,
+        m.free_blocks,
+        m.total_blocks,
+        m.free_slots,
+        m.total_slots,
+        Pace(pace.steps, pace.busy_s, pace.prefill_tokens, pace.decode_tokens),
     )
 
 

@@ -47,6 +47,9 @@ class Quotas:
     tokens: Quota | None = None
 
 
+NO_QUOTAS = Quotas()
+
+
 @dataclass(frozen=True, slots=True)
 class KeyFacts:
     """One API key without the key itself. None = no limit. `name` is for people: logs, metrics, the key's file."""

@@ -36,10 +36,9 @@ class Cluster:
         """One of each role, then the next ones: where there is plenty of room, the first few tell. Of a handful it takes longer
         to go in turn than to look at all."""
         if len(self._view) <= FEW:
-            yield from self._view.each()
-            return
-        for each in zip_longest(*(self._view.each(role) for role in Role)):
-            yield from (facts for facts in each if facts is not None)
+            return self._view.each()
+        in_turn = zip_longest(*(self._view.each(role) for role in Role))
+        return (facts for each in in_turn for facts in each if facts is not None)
 
     def _request(self, prompt_tokens: int, max_tokens: int) -> RouteRequest:
         return RouteRequest(model=self._model, prompt_tokens=prompt_tokens, max_tokens=max_tokens, tie_seed=0)

@@ -17,7 +17,7 @@ from services.router.admission.base import Ask, KeyFacts, Permit, Refusal, Shed,
 from services.router.admission.drain import Drain
 from services.router.admission.limits import KeyState
 from services.router.admission.queue import Entry, FairQueue
-from services.router.admission.room import Ahead, Room
+from services.router.admission.room import FULL, Ahead, Room
 from twinflow.contracts.errors import TwinflowError
 
 log = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ class _Held:
     entry: "Entry[_Held] | None" = None
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
-    @property
-    def unplaced_tokens(self) -> int:
-        return self.ask.prompt_tokens * self.unplaced // self.ask.generations
+    def tokens_of(self, generations: int) -> int:
+        """The share of so many of them in the prompt tokens."""
+        return self.ask.prompt_tokens * generations // self.ask.generations
 
 
 class LocalGate:
@@ -111,7 +111,7 @@ class LocalGate:
 
     @property
     def idle(self) -> bool:
-        return not len(self._queue) and self._room() is not Room.FULL
+        return not len(self._queue) and not self._is_full()
 
     # ---- a request ----
 
@@ -126,7 +126,7 @@ class LocalGate:
         held = _Held(next(self._ids), ask, state, now)
         self._held[held.id] = held
         try:
-            if len(self._queue) or self._room() is Room.FULL:
+            if len(self._queue) or self._is_full():
                 await self._wait(held)
             else:
                 self._let_through(held)
@@ -135,9 +135,10 @@ class LocalGate:
             if isinstance(e, Shed | WaitedTooLong):
                 self._note(e.refusal)
             raise
-        waited_s = self._clock() - now
+        through_s = self._clock()
+        waited_s = through_s - now
         self._events.waited(waited_s)
-        return Permit(held.id, waited_s, state.quotas(self._clock()))
+        return Permit(held.id, waited_s, state.quotas(through_s))
 
     def placed(self, permit_id: int) -> None:
         held = self._held.get(permit_id)
@@ -162,15 +163,15 @@ class LocalGate:
         state.follow(key, now_s)
         return state
 
-    def _room(self) -> Room:
+    def _is_full(self) -> bool:
         started_s = self._clock()
         if self._through >= self._settings.max_requests or started_s < self._full_until_s:
-            return Room.FULL
-        room = self._look(self._ahead)
-        if room is Room.FULL:
-            ended_s = self._clock()
-            self._full_until_s = ended_s + (ended_s - started_s) / LOOKING
-        return room
+            return True
+        if self._look(self._ahead) is not FULL:
+            return False
+        ended_s = self._clock()
+        self._full_until_s = ended_s + (ended_s - started_s) / LOOKING
+        return True
 
     def _let_through(self, held: _Held) -> None:
         held.through = True
@@ -178,12 +179,12 @@ class LocalGate:
         self._count_unplaced(held, held.ask.generations)
 
     def _count_unplaced(self, held: _Held, unplaced: int) -> None:
-        if unplaced == held.unplaced:
+        before, ahead = held.unplaced, self._ahead
+        if unplaced == before:
             return
-        generations = self._ahead.generations + unplaced - held.unplaced
-        before = held.unplaced_tokens
         held.unplaced = unplaced
-        self._ahead = Ahead(generations, self._ahead.prompt_tokens + held.unplaced_tokens - before)
+        tokens = held.tokens_of(unplaced) - held.tokens_of(before)
+        self._ahead = Ahead(ahead.generations + unplaced - before, ahead.prompt_tokens + tokens)
 
     async def _wait(self, held: _Held) -> None:
         """Until it is let through. Raises Shed or WaitedTooLong instead."""
@@ -251,7 +252,7 @@ class LocalGate:
 
     def _pump(self) -> None:
         """Lets go while there is room."""
-        while len(self._queue) and self._room() is not Room.FULL:
+        while len(self._queue) and not self._is_full():
             held = self._queue.pop().what
             now = self._clock()
             self._drain.let_go(held.ask.tokens, now)

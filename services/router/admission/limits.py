@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.router.admission.base import Ask, KeyFacts, Quotas, Refusal, Shed, ShedReason
+from services.router.admission.base import NO_QUOTAS, Ask, KeyFacts, Quotas, Refusal, Shed, ShedReason
 from services.router.admission.buckets import Bucket
 from twinflow.contracts.errors import BadRequest, TooLong
 
@@ -57,6 +57,8 @@ class KeyState:
             self._tokens.give_back(ask.tokens - used_tokens, now_s)
 
     def quotas(self, now_s: float) -> Quotas:
+        if self._requests is None and self._tokens is None:
+            return NO_QUOTAS
         return Quotas(
             None if self._requests is None else self._requests.quota(now_s),
             None if self._tokens is None else self._tokens.quota(now_s),

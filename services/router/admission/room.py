@@ -16,7 +16,7 @@ from services.router.schedule.cost import PREFILL_TOKENS_PER_S
 from services.router.schedule.filters import DECODERS, drop
 from services.router.schedule.rates import Rates
 from twinflow.contracts.facts import fact
-from twinflow.contracts.workers import Role
+from twinflow.contracts.workers import BOTH, PREFILL, Role
 
 UNKNOWN_SLOTS = 1 << 30  # of a worker that tells none
 MORE = 16  # a worker is tried with one request more for as many as it could hold
@@ -26,6 +26,9 @@ class Room(Enum):
     FREE = "free"
     FULL = "full"
     NOBODY = "nobody"  # no worker could take anything at all: waiting would not help
+
+
+FREE, FULL, NOBODY = Room  # as with roles
 
 
 @fact(frozen=True, slots=True)
@@ -65,23 +68,27 @@ def look(
         if drop(w, request, policy) is not None:
             continue
         record = w.record
-        spare = layouts.setdefault(record.fingerprint, _Spare())
-        rate = _rate(w, fleet.get((record.fingerprint, record.role), NO_RATES), ahead)
-        left_s = max(0.0, work_s - w.queued_prefill_tokens / rate)
+        spare = layouts.get(record.fingerprint)
+        if spare is None:
+            spare = layouts[record.fingerprint] = _Spare()
+        rate = _rate(w, fleet, ahead)
+        left_s = work_s - w.queued_prefill_tokens / rate
+        if left_s < 0:
+            left_s = 0.0
         if record.role in DECODERS:
             spare.has_decode = True
             spare.slots += _free_slots(w)
             spare.local_s += left_s
-        if record.role is Role.PREFILL:
+        if record.role is PREFILL:
             spare.has_prefill = True
             spare.rate = rate
             spare.prefill_s += left_s
-        if spare.free(spare.local_s if record.role is Role.BOTH else spare.prefill_s, ahead):
-            return Room.FREE
+        if spare.free(spare.local_s if record.role is BOTH else spare.prefill_s, ahead):
+            return FREE
     for spare in layouts.values():
         if spare.has_decode and not spare.has_prefill and spare.free(spare.local_s, ahead):
-            return Room.FREE
-    return Room.FULL if any(spare.has_decode for spare in layouts.values()) else Room.NOBODY
+            return FREE
+    return FULL if any(spare.has_decode for spare in layouts.values()) else NOBODY
 
 
 def _free_slots(w: WorkerFacts) -> int:
@@ -93,10 +100,14 @@ def _free_slots(w: WorkerFacts) -> int:
     slots = load.total_slots or UNKNOWN_SLOTS
     if w.full_at:
         slots = min(slots, w.full_at + 1 + w.full_at // MORE)
-    return max(0, slots - w.active_requests)
+    return slots - w.active_requests if slots > w.active_requests else 0
 
 
-def _rate(w: WorkerFacts, fleet: Rates, ahead: Ahead) -> float:
+def _rate(w: WorkerFacts, fleet: Mapping[tuple[str, Role], Rates], ahead: Ahead) -> float:
     """Prompt tokens per second of what it has before it and what is on its way; short ones are slower."""
-    tokens = max(1, w.queued_prefill_tokens + ahead.prompt_tokens)
-    return w.rates.prefill.at(tokens) or fleet.prefill.at(tokens) or PREFILL_TOKENS_PER_S
+    tokens = w.queued_prefill_tokens + ahead.prompt_tokens or 1
+    own = w.rates.prefill.at(tokens)
+    if own:
+        return own
+    like = fleet.get((w.record.fingerprint, w.record.role), NO_RATES)
+    return like.prefill.at(tokens) or PREFILL_TOKENS_PER_S

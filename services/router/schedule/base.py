@@ -32,6 +32,9 @@ class ChoiceKind(Enum):
     REMOTE = "remote"
 
 
+LOCAL, REMOTE = ChoiceKind  # as with roles
+
+
 class Reason(Enum):
     """Why a choice has its kind; the `reason` of metrics and of the request's stats."""
 

@@ -16,20 +16,25 @@ from services.router.schedule.base import (
     WorkerFacts,
 )
 from services.router.schedule.few import FEW, MAX_OTHERS, can_choose, choose_few
-from services.router.schedule.filters import DECODERS, drops, usable_decoders
+from services.router.schedule.filters import DECODERS, drop, usable_decoders
 from services.router.schedule.limits import fits, too_long
 from services.router.schedule.options import Options, options
 
 
 def choose(snapshot: Snapshot, request: RouteRequest, policy: Policy) -> Choice:
     """Raises NoDecodeWorker when nobody can decode, TooLong when no worker could ever hold the request."""
-    reasons = drops(snapshot.workers, request, policy)
-    kept = [w for w, reason in zip(snapshot.workers, reasons, strict=True) if reason is None]
+    kept: list[WorkerFacts] = []
+    dropped: dict[str, str] = {}
+    for w in snapshot.workers:
+        reason = drop(w, request, policy)
+        if reason is None:
+            kept.append(w)
+        else:
+            dropped[w.record.id] = reason.value
     decoders = usable_decoders(snapshot, request, policy, [w for w in kept if w.record.role in DECODERS])
     fitting = [w for w in decoders if fits(w.record, request)]
     if not fitting:
         raise too_long([w.record for w in decoders], request.prompt_tokens, request.max_tokens)
-    dropped = {w.record.id: r.value for w, r in zip(snapshot.workers, reasons, strict=True) if r is not None}
     among = choose_few if len(kept) <= FEW and can_choose(policy) else choose_many
     return among(fitting, kept, snapshot, request, policy, dropped)
 

@@ -1,7 +1,8 @@
 """The choice among few workers: what `options` and `cost` do with arrays, in plain numbers, one worker after the other.
 
 For a handful of workers an array takes ten times what is computed in it. The formulas are those of `cost`, in the same order, so
-that the choice is the same to the last bit; tests hold one against the other. Pure.
+that the choice is the same to the last bit; tests hold one against the other. Two numbers are compared in place: `min` and `max`
+take as long as a function of ten lines. Pure.
 """
 
 import math
@@ -10,10 +11,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from services.router.schedule.base import (
+    LOCAL,
     NO_RATES,
+    REMOTE,
     Candidate,
     Choice,
-    ChoiceKind,
     Policy,
     Reason,
     RouteRequest,
@@ -36,7 +38,7 @@ from services.router.schedule.limits import limit_tokens
 from services.router.schedule.options import DEFAULT_REPLY_TOKENS, MAX_CANDIDATES
 from services.router.schedule.pick import least
 from services.router.schedule.rates import Line, Rates
-from twinflow.contracts.workers import Role
+from twinflow.contracts.workers import BOTH, PREFILL
 
 FEW = 8
 MAX_OTHERS = 5  # alternatives that a choice tells
@@ -58,13 +60,16 @@ def choose_few(
 ) -> Choice:
     """`fitting` are decode workers, `kept` all that are options. Both in the snapshot's order, `fitting` not empty."""
     random = _Ties(request.tie_seed)
+    layouts: dict[str, list[WorkerFacts]] = {}
+    for w in fitting:
+        layouts.setdefault(w.record.fingerprint, []).append(w)
     seats = []
-    for layout in dict.fromkeys(w.record.fingerprint for w in fitting):
-        decoders = [w for w in fitting if w.record.fingerprint == layout]
+    for layout, decoders in layouts.items():
         seats += _Layout(decoders, kept, layout, snapshot, request, policy, random).seats()
-    best = min(s.total for s in seats)
-    picked = random.one_of([i for i, s in enumerate(seats) if s.total <= best])
-    order = sorted(range(len(seats)), key=lambda i: seats[i].total)[: MAX_OTHERS + 1]
+    totals = [s.total for s in seats]
+    lowest = min(totals)
+    picked = random.one_of([i for i, total in enumerate(totals) if total <= lowest])
+    order = sorted(range(len(seats)), key=totals.__getitem__)[: MAX_OTHERS + 1]
     others = [seats[i] for i in order if i != picked][:MAX_OTHERS]
     return seats[picked].choice({s.name: s.total for s in others}, dropped)
 
@@ -88,10 +93,11 @@ class _Ties:
 
 @dataclass(slots=True)
 class _Worker:
-    """`reach` and `usable` as the policy reads them."""
+    """`reach` and `usable` as the policy reads them, `held` as it is."""
 
     facts: WorkerFacts
     fleet: Rates  # of all like it
+    held: int  # tokens that it can resume from
     reach: float
     usable: float
     terms: Terms = field(default_factory=dict)  # by itself
@@ -99,7 +105,8 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Seat:
-    """One decode worker with the best that can be done there. `pairs`: totals with each peer, infinite where it is broken."""
+    """One decode worker with the best that can be done there. `pairs`: totals with each peer, infinite where it is broken; none
+    where it is `alone`, since there is no peer for it."""
 
     layout: "_Layout"
     decode: _Worker
@@ -109,13 +116,10 @@ class _Seat:
     pairs: list[float]
     best: int
     remote: float
+    alone: bool
     total: float
     local: tuple[Terms, float] | None = None  # its terms and the longest suffix, where that was looked at
     is_local: bool = False
-
-    @property
-    def alone(self) -> bool:
-        return math.isinf(self.remote)
 
     @property
     def name(self) -> str:
@@ -123,7 +127,7 @@ class _Seat:
         return decode if self.is_local else f"{self.layout.peers[self.best].facts.record.id}→{decode}"
 
     def reason(self) -> Reason:
-        if self.decode.facts.record.role is Role.BOTH:
+        if self.decode.facts.record.role is BOTH:
             return Reason.ROLE_BOTH
         if self.alone:
             return Reason.NO_PREFILL_WORKER
@@ -138,25 +142,26 @@ class _Seat:
         if not self.alone:
             healthy = [p for p, total in enumerate(self.pairs) if total < math.inf]
             order = sorted(healthy, key=lambda p: (p != self.best, self.pairs[p]))[:MAX_CANDIDATES]
-        peers = [layout.peers[p] for p in order]
-        whoever = decode if self.is_local else peers[0].facts
+        peers = [layout.peers[p] for p in order] if order else []
+        whoever = self.decode if self.is_local else peers[0]
         terms, limit = self.local or layout.locally(self)
         if not self.is_local:
             terms = layout.peers[self.best].terms | self.paired[self.best] | self.own
-        return Choice(
-            kind=ChoiceKind.LOCAL if self.is_local else ChoiceKind.REMOTE,
-            decode=decode.record,
-            candidates=tuple([Candidate(p.facts.record, int(p.usable)) for p in peers]),
-            reason=self.reason(),
-            decode_attention_tokens=decode.attention_tokens,
-            decode_usable_tokens=decode.usable_tokens(layout.tokens),
-            prefill_tokens=layout.tokens - whoever.usable_tokens(layout.tokens),
-            max_tokens=layout.request.max_tokens,
-            prefill_attention_tokens=whoever.attention_tokens,
-            local_max_tokens=int(limit),
-            terms=terms | {"total": self.total},
-            others=others,
-            dropped=dropped,
+        terms["total"] = self.total
+        return Choice(  # by place: names of so many arguments cost as much as the object
+            LOCAL if self.is_local else REMOTE,
+            decode.record,
+            tuple([Candidate(p.facts.record, int(p.usable)) for p in peers]) if peers else (),
+            self.reason(),
+            decode.attention_tokens,
+            self.decode.held,
+            layout.tokens - whoever.held,
+            layout.request.max_tokens,
+            whoever.facts.attention_tokens,
+            int(limit),
+            terms,
+            others,
+            dropped,
         )
 
 
@@ -176,20 +181,20 @@ class _Layout:
         self.request, self.policy, self.tokens = request, policy, request.prompt_tokens
         self._snapshot = snapshot
         self._decoders = [self._seen(w) for w in decoders]
-        self._reply_tokens = min(request.max_tokens, snapshot.reply_tokens or DEFAULT_REPLY_TOKENS)
+        usual = snapshot.reply_tokens or DEFAULT_REPLY_TOKENS
+        self._reply_tokens = usual if usual < request.max_tokens else request.max_tokens
         peers = [
             self._seen(w)
             for w in kept
-            if w.record.role is Role.PREFILL
-            and w.record.fingerprint == fingerprint
-            and self.tokens < limit_tokens(w.record)
+            if w.record.role is PREFILL and w.record.fingerprint == fingerprint and self.tokens < limit_tokens(w.record)
         ]
         self.peers = self._ranked(peers, random) if peers else []
 
     def _seen(self, w: WorkerFacts) -> _Worker:
-        reach, usable = self.policy.sight(w.attention_tokens, w.usable_tokens(self.tokens), self.tokens)  # type: ignore[arg-type]
+        held = w.usable_tokens(self.tokens)
+        reach, usable = self.policy.sight(w.attention_tokens, held, self.tokens)  # type: ignore[arg-type]
         fleet = self._snapshot.fleet.get((w.record.fingerprint, w.record.role), NO_RATES)
-        return _Worker(w, fleet, float(reach), float(usable))
+        return _Worker(w, fleet, held, float(reach), float(usable))
 
     def _ranked(self, peers: list[_Worker], random: _Ties) -> list[_Worker]:
         policy = self.policy
@@ -212,18 +217,17 @@ class _Layout:
 
     def seats(self) -> list[_Seat]:
         seats = []
-        computed = [sum(p.terms.values()) for p in self.peers]
+        computed = [sum(p.terms.values()) for p in self.peers] if self.peers else []
         for d in self._decoders:
             own, bound = self._decode_terms(d)
-            paired = [self._pair(d, p) for p in self.peers]
-            own_ms = sum(own.values())
-            pairs = [c + sum(p.values()) + own_ms for c, p in zip(computed, paired, strict=True)]
-            if self._snapshot.broken:
-                ids = [(p.facts.record.id, d.facts.record.id) for p in self.peers]
-                pairs = [math.inf if ids[i] in self._snapshot.broken else total for i, total in enumerate(pairs)]
-            best = min(range(len(pairs)), key=pairs.__getitem__, default=0)
-            remote = pairs[best] if pairs and d.facts.record.role is not Role.BOTH else math.inf
-            seat = _Seat(self, d, own, bound, paired, pairs, best, remote, remote)
+            paired: list[Terms] = []
+            pairs: list[float] = []
+            best, remote = 0, math.inf
+            if computed and d.facts.record.role is not BOTH:
+                paired, pairs = self._paired(d, computed, sum(own.values()))
+                best = min(range(len(pairs)), key=pairs.__getitem__)
+                remote = pairs[best]
+            seat = _Seat(self, d, own, bound, paired, pairs, best, remote, remote == math.inf, remote)
             suffix_tokens = self.tokens - d.usable
             if seat.alone or suffix_tokens <= self.policy.local_max_tokens:
                 terms, limit = seat.local = self.locally(seat)
@@ -231,6 +235,15 @@ class _Layout:
                     seat.is_local, seat.total = True, sum(terms.values())
             seats.append(seat)
         return seats
+
+    def _paired(self, d: _Worker, computed: list[float], own_ms: float) -> tuple[list[Terms], list[float]]:
+        """What lies between it and each peer, and the totals."""
+        paired, broken = [self._pair(d, p) for p in self.peers], self._snapshot.broken
+        pairs = [c + sum(p.values()) + own_ms for c, p in zip(computed, paired, strict=True)]
+        if broken:
+            ids = [(p.facts.record.id, d.facts.record.id) for p in self.peers]
+            pairs = [math.inf if ids[i] in broken else total for i, total in enumerate(pairs)]
+        return paired, pairs
 
     # ---- terms: see `cost` ----
 
@@ -254,7 +267,7 @@ class _Layout:
     def _decode_terms(self, d: _Worker) -> tuple[Terms, bool]:
         active, slots, policy = d.facts.active_requests, d.facts.record.load.total_slots, self.policy
         without_it, with_it = _steps_ms(d, active)
-        slower_ms = max(0.0, with_it - without_it)
+        slower_ms = with_it - without_it if with_it > without_it else 0.0
         over = active + 1 - slots if slots > 0 else 0
         wait_ms = over / max(slots, 1.0) * self._reply_tokens * with_it if over > 0 else 0.0
         own_ms = self._reply_tokens * slower_ms * (active + 1)
@@ -284,18 +297,21 @@ def _prefill_ms(w: _Worker, tokens: float) -> float:
 
 def _steps_ms(w: _Worker, sequences: int) -> tuple[float, float]:
     """With so many, and with one more."""
-    own, fleet = _twice(w.facts.rates.step, sequences, OBSERVATIONS), _twice(w.fleet.step, sequences)
-    learnt = _unless_noise(own[0], fleet[0]), _unless_noise(own[1], fleet[1])
-    fast, slow = (STEP_S + STEP_SLOPE_S * n for n in (sequences, sequences + 1))
-    return 1e3 * (fast if learnt[0] is None else learnt[0]), 1e3 * (slow if learnt[1] is None else learnt[1])
+    own, like = w.facts.rates.step, w.fleet.step
+    fast, slow = _twice(like, sequences) if like.n else (None, None)
+    if own.n > OBSERVATIONS:
+        own_fast, own_slow = _twice(own, sequences)
+        fast, slow = _unless_noise(own_fast, fast), _unless_noise(own_slow, slow)
+    if fast is None or slow is None:  # both or none
+        fast, slow = STEP_S + STEP_SLOPE_S * sequences, STEP_S + STEP_SLOPE_S * (sequences + 1)
+    return 1e3 * fast, 1e3 * slow
 
 
-def _twice(line: Line, x: float, observations: float = 0.0) -> tuple[float | None, float | None]:
+def _twice(line: Line, x: float) -> tuple[float, float]:
     """At `x` and one further."""
-    if line.n <= observations:
-        return None, None
     slope, least = line.slope, line.y / 2
-    return max(least, line.y + slope * (x - line.x)), max(least, line.y + slope * (x + 1 - line.x))
+    at, further = line.y + slope * (x - line.x), line.y + slope * (x + 1 - line.x)
+    return at if at > least else least, further if further > least else least
 
 
 def _unless_noise(own: float | None, fleet: float | None) -> float | None:

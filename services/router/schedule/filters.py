@@ -1,11 +1,9 @@
 """Who is no option for a request, and why."""
 
-from collections.abc import Iterable
-
 from services.router.schedule.base import Drop, NoDecodeWorker, Policy, RouteRequest, Snapshot, WorkerFacts
-from twinflow.contracts.workers import Role
+from twinflow.contracts.workers import BOTH, DECODE
 
-DECODERS = (Role.DECODE, Role.BOTH)
+DECODERS = (DECODE, BOTH)
 
 
 def drop(w: WorkerFacts, request: RouteRequest, policy: Policy) -> Drop | None:
@@ -26,10 +24,6 @@ def drop(w: WorkerFacts, request: RouteRequest, policy: Policy) -> Drop | None:
     return None
 
 
-def drops(workers: Iterable[WorkerFacts], request: RouteRequest, policy: Policy) -> list[Drop | None]:
-    return [drop(w, request, policy) for w in workers]
-
-
 def usable_decoders(
     snapshot: Snapshot, request: RouteRequest, policy: Policy, found: list[WorkerFacts] | None = None
 ) -> list[WorkerFacts]:
@@ -39,6 +33,8 @@ def usable_decoders(
         found = [w for w in snapshot.workers if w.record.role in DECODERS and drop(w, request, policy) is None]
     if not found:
         raise NoDecodeWorker(why_no_decoder(snapshot, request, policy))
+    if not snapshot.broken:
+        return found
     return [w for w in found if ("", w.record.id) not in snapshot.broken] or found
 
 
@@ -47,11 +43,8 @@ def why_no_decoder(snapshot: Snapshot, request: RouteRequest, policy: Policy) ->
     decoders = [w for w in snapshot.workers if w.record.role in DECODERS]
     if not decoders:
         return "no decode worker is registered"
-    ours = [
-        d
-        for d in drops(decoders, request, policy)
-        if d is not None and d not in (Drop.OTHER_MODEL, Drop.OTHER_FINGERPRINT)
-    ]
+    reasons = [drop(w, request, policy) for w in decoders]
+    ours = [d for d in reasons if d is not None and d not in (Drop.OTHER_MODEL, Drop.OTHER_FINGERPRINT)]
     if not ours:
         return f"none of {len(decoders)} decode workers serves model {request.model!r} with the expected layout"
     order = list(Drop)

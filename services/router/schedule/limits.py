@@ -9,7 +9,8 @@ from twinflow.contracts.workers import WorkerRecord
 
 def limit_tokens(record: WorkerRecord) -> int:
     """Prompt and reply together, what model and cache of this worker allow."""
-    return min(record.max_model_tokens, record.max_request_tokens)
+    model, cache = record.max_model_tokens, record.max_request_tokens
+    return model if model < cache else cache
 
 
 def fits(record: WorkerRecord, request: RouteRequest) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 WAITING = ("wait", "slot")  # for others
 WORKING = ("prefill", "transfer", "hidden", "step")
+ALL = (*WAITING, *WORKING)
 
 
 def first_token_s(terms: Mapping[str, float], waiting: bool = True) -> float | None:
@@ -12,6 +13,6 @@ def first_token_s(terms: Mapping[str, float], waiting: bool = True) -> float | N
     if "step" not in terms:
         return None
     total_ms = 0.0
-    for name in (*WAITING, *WORKING) if waiting else WORKING:
+    for name in ALL if waiting else WORKING:
         total_ms += terms.get(name, 0.0)
     return max(0.0, total_ms) / 1e3

@@ -3,6 +3,7 @@ decode step by batch. Frozen: learning returns a new object, so a snapshot keeps
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
 
@@ -26,21 +27,24 @@ class Curve:
     buckets: tuple[tuple[int, float, int], ...] = ()  # (log2 of the length, mean, observations), ascending
 
     def learn(self, length: float, value: float) -> "Curve":
-        at = round(math.log2(max(length, MIN_LENGTH)))
-        known = {b: (mean, n) for b, mean, n in self.buckets}
-        mean, n = known.get(at, (0.0, 0))
-        known[at] = (mean + (value - mean) * max(NEWEST, 1 / (n + 1)), n + 1)
-        return Curve(tuple((b, *known[b]) for b in sorted(known)))
+        at, buckets = round(math.log2(length if length > MIN_LENGTH else MIN_LENGTH)), self.buckets
+        i = bisect_left(buckets, (at,))
+        known = i < len(buckets) and buckets[i][0] == at
+        _, mean, n = buckets[i] if known else (at, 0.0, 0)
+        weight = 1 / (n + 1)
+        learnt = (at, mean + (value - mean) * (weight if weight > NEWEST else NEWEST), n + 1)
+        return Curve((*buckets[:i], learnt, *buckets[i + known :]))
 
     def at(self, length: float, observations: int = 1) -> float | None:
         """From buckets with so many observations; None without any."""
-        x, before = math.log2(max(length, MIN_LENGTH)), None
+        x, before = math.log2(length if length > MIN_LENGTH else MIN_LENGTH), None
         for bucket, mean, n in self.buckets:
             if n < observations:
                 continue
             if x <= bucket:
                 if before is None:
-                    return mean * 2 ** (min(0.0, x - bucket + 0.5) / 2)
+                    below = x - bucket + 0.5
+                    return mean * 2 ** (below / 2) if below < 0 else mean
                 share = (x - before[0]) / (bucket - before[0])
                 return before[1] + share * (mean - before[1])
             before = (bucket, mean)
@@ -66,7 +70,8 @@ class Line:
 
     @property
     def slope(self) -> float:
-        return max(0.0, (self.xy + SLOPE_WEIGHT * SLOPE_PRIOR * self.y) / (self.xx + SLOPE_WEIGHT))
+        slope = (self.xy + SLOPE_WEIGHT * SLOPE_PRIOR * self.y) / (self.xx + SLOPE_WEIGHT)
+        return slope if slope > 0 else 0.0
 
     def at(self, x: float) -> float | None:
         """None before anything was learnt; never less than half of the mean."""
@@ -86,7 +91,7 @@ class Rates:
         """`computing_tokens`: of the prompt that was computed meanwhile, 0 = unknown. Steps with a bit of both tell nothing."""
         steps, busy_s = now.steps - before.steps, now.busy_s - before.busy_s
         prefill, decode = now.prefill_tokens - before.prefill_tokens, now.decode_tokens - before.decode_tokens
-        if steps <= 0 or busy_s <= 0 or min(prefill, decode) < 0:
+        if steps <= 0 or busy_s <= 0 or prefill < 0 or decode < 0:
             return self
         if prefill == 0:
             return Rates(self.prefill, self.step.learn(decode / steps, busy_s / steps), self.links, self.reads)

@@ -14,6 +14,8 @@ OPEN_S = 10.0
 
 Pair = tuple[str, str]  # worker ids (prefill, decode); ("", decode) = the worker by itself
 
+NONE: frozenset[Pair] = frozenset()
+
 
 @dataclass(slots=True)
 class _State:
@@ -43,6 +45,8 @@ class Breakers:
 
     def open(self) -> frozenset[Pair]:
         """Pairs not to be used now. Once a pair's time is over it is usable; its next fault opens it again at once."""
+        if not self._states:
+            return NONE
         now = self._clock()
         return frozenset(p for p, s in self._states.items() if s.open_until_s > now)
 

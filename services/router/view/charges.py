@@ -33,8 +33,9 @@ class Charges:
     # ---- what happens ----
 
     def prefill(self, request_id: str, tokens: int) -> None:
-        self.prefilled(request_id)
-        self._prompts.pop(request_id, None)
+        if request_id in self._prompts:
+            self.prefilled(request_id)
+            del self._prompts[request_id]
         self._prompts[request_id] = _Prompt(tokens, tokens)
         self._new[request_id] = tokens
         self._left += tokens
@@ -78,7 +79,8 @@ class Charges:
     # ---- what it amounts to ----
 
     def active_requests(self, load: Load) -> int:
-        return max(len(self.requests), load.running + load.waiting + len(self.new_requests))
+        ours, told = len(self.requests), load.running + load.waiting + len(self.new_requests)
+        return ours if ours > told else told
 
     def queued_prefill_tokens(self, load: Load) -> int:
         if load.running + load.waiting <= len(self.requests) + self._elsewhere:  # all of them are ours

@@ -51,7 +51,7 @@ class Expected:
         self._number += 1
         fresh: Entry = (bit, until_s, self._number)
         last_s = until_s
-        if any(map(entries.get, keys)):
+        if not entries.keys().isdisjoint(keys):
             merged: dict[Entry, Entry] = {}
             for key in keys:
                 old = entries.get(key)
@@ -73,8 +73,8 @@ class Expected:
         """What is over goes, `most` keys at a time: after a burst it is hundreds of thousands. What is too much goes at once."""
         while self._came:
             oldest = self._came[0]
-            many = max(len(self._entries) - self._max_keys, self._listed - MAX_LISTED)
-            allowed = max(many, most if oldest.until_s <= now_s else 0)
+            over = most if oldest.until_s <= now_s else 0
+            allowed = max(over, len(self._entries) - self._max_keys, self._listed - MAX_LISTED)
             if allowed <= 0:
                 break
             left = len(oldest.keys) - oldest.at

@@ -86,8 +86,7 @@ class Feed:
         if len(events) >= MANY:
             self._index.change(self.column, events)
             return
-        hashes = events.hashes
-        keys = [key_of(hashes[at : at + KEY_BYTES]) for at in range(0, len(hashes), HASH_BYTES)]
+        keys = array("Q", events.hashes)[:: HASH_BYTES // KEY_BYTES]
         for kind, key, position in zip(events.kinds, keys, array("I", events.positions), strict=True):
             self._change(self.column, kind, key, position)
 

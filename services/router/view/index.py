@@ -8,14 +8,14 @@ Writes gather, and readers see what has gathered: the table's work is by the arr
 incarnation has a column; a column that is given back is used again once it is in no set any more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.router.view.expected import Expected, words_of
-from services.router.view.prompt import FEW_BLOCKS, PromptKeys, ReplyKeys
-from services.router.view.table import COLUMNS, KEY_BYTES, U64, WORDS, KeyTable
+from services.router.view.prompt import FEW_BLOCKS, KEY_BYTES, PromptKeys, ReplyKeys
+from services.router.view.table import COLUMNS, U64, WORDS, KeyTable
 from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
 from twinflow.contracts.events import EventColumns, EventKind
 from twinflow.contracts.facts import fact
@@ -183,7 +183,8 @@ class HitIndex:
         numbers, block_tokens = prompt.block_numbers(record), record.block_tokens
         if len(numbers) > FEW_BLOCKS:
             return None
-        held, alive = list[int](), -1
+        alive = -1
+        held: list[int] = []
         for key in numbers:
             alive &= self._columns_of(key, now_s)
             if not alive:
@@ -302,16 +303,14 @@ def _columns(bits: int) -> Iterator[int]:
         bits &= bits - 1
 
 
-def expected_blocks(record: WorkerRecord, prompt: PromptKeys) -> list[int]:
-    """Keys of the blocks that a worker will hold once it has this prompt."""
-    return prompt.block_numbers(record)
-
-
-def expected_states(record: WorkerRecord, prompt: PromptKeys, resumed_tokens: int, reach_tokens: int) -> list[int]:
-    """Keys of the states that it will keep while it computes the prompt from `resumed_tokens` on."""
+def expected_states(
+    record: WorkerRecord, blocks: Sequence[int], prompt_tokens: int, resumed_tokens: int, reach_tokens: int
+) -> list[int]:
+    """Keys of the states that a worker will keep while it computes the prompt of these blocks from `resumed_tokens` on."""
     size, interval_tokens = record.block_tokens, 0
     if record.block_bytes:
         interval_tokens = -(-INTERVAL_STATE_SHARE * record.slot_bytes // record.block_bytes) * size
-    kept = checkpoint_positions(resumed_tokens, reach_tokens, prompt.tokens, size, interval_tokens)
-    blocks = expected_blocks(record, prompt)
+    if interval_tokens >= prompt_tokens:
+        interval_tokens = 0  # the first one would be behind it
+    kept = checkpoint_positions(resumed_tokens, reach_tokens, prompt_tokens, size, interval_tokens)
     return [blocks[at // size - 1] ^ CHECKPOINT for at in kept]

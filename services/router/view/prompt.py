@@ -1,5 +1,6 @@
 """The prompt of one request as the index looks it up: hashes per (fingerprint, block size), computed once each."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -78,9 +79,8 @@ class PromptKeys:
         key = (record.fingerprint, record.block_tokens)
         numbers = self._numbers.get(key)
         if numbers is None:
-            hashes = self.block_hashes(record)
-            few = len(hashes) <= FEW_BLOCKS
-            numbers = self._numbers[key] = list(map(key_of, hashes)) if few else keys_of(hashes).tolist()
+            words = array("Q", b"".join(self.block_hashes(record)))
+            numbers = self._numbers[key] = words[:: HASH_BYTES // KEY_BYTES].tolist()
         return numbers
 
     def first_number(self, record: WorkerRecord) -> int | None:

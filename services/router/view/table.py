@@ -9,8 +9,6 @@ Ages are epochs: all entries stored (or stored again) while about 1/64 of the ca
 epoch goes, all of it.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +17,6 @@ I64 = NDArray[np.int64]
 
 WAYS = 8
 WORDS = 4
-KEY_BYTES = 8
 COLUMNS = 64 * WORDS
 ROW_BYTES = 8 + 2 + 8 * WORDS
 FILL = 7 / 8  # of the rows, the most that is ever in use
@@ -83,27 +80,28 @@ class KeyTable:
 
     def may_have(self, key: int) -> bool:
         """False: certainly not. For one key, where `lookup` is about the arrays more than about the key."""
-        wanted = key.to_bytes(KEY_BYTES, "little")
-        return any(wanted in bucket for _, bucket in self._buckets_of(key))
+        return key in self._bucket(self._first_row(key & 0xFFFFFFFF)) or key in self._bucket(self._first_row(key >> 32))
 
     def columns(self, key: int) -> int:
         """The columns of one key, as bits of a number."""
-        wanted = key.to_bytes(KEY_BYTES, "little")
-        for first, bucket in self._buckets_of(key):
-            at = bucket.find(wanted)
-            while at >= 0:
-                row, beside = divmod(at, KEY_BYTES)
-                if not beside and self._ages[first + row]:
-                    return int.from_bytes(self._sets[first + row].tobytes(), "little")
-                at = bucket.find(wanted, at + 1)
+        for half in (key & 0xFFFFFFFF, key >> 32):
+            first = self._first_row(half)
+            bucket = self._bucket(first)
+            if key in bucket:  # a row that was freed has its last key still
+                for row, held in enumerate(bucket, first):
+                    if held == key and self._ages[row]:
+                        return int.from_bytes(self._sets[row].tobytes(), "little")
         return 0
 
-    def _buckets_of(self, key: int) -> Iterator[tuple[int, bytes]]:
-        """First row and keys of the two buckets where it may be."""
-        for half in (key & 0xFFFFFFFF, key >> 32):
-            at = half & (2 * self._level - 1)
-            first = (at if at < self._buckets else at - self._level) * WAYS
-            yield first, self._keys[first : first + WAYS].tobytes()
+    def _first_row(self, half: int) -> int:
+        """Of the bucket where a key may be, by its lower or its upper half."""
+        at = half & (2 * self._level - 1)
+        return (at if at < self._buckets else at - self._level) * WAYS
+
+    def _bucket(self, first: int) -> list[int]:
+        """Keys of the bucket that begins with this row."""
+        keys: list[int] = self._keys[first : first + WAYS].tolist()
+        return keys
 
     def _addresses(self, hashes: U64) -> I64:
         at = (hashes & np.uint64(2 * self._level - 1)).astype(np.int64)

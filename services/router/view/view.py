@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from services.router.schedule.base import NO_RATES, Choice, ChoiceKind, Snapshot, WorkerFacts
+from services.router.schedule.base import NO_RATES, REMOTE, Choice, Snapshot, WorkerFacts
 from services.router.schedule.rates import Rates
 from services.router.view.breakers import Breakers
 from services.router.view.charges import Charges
 from services.router.view.feed import Feed
-from services.router.view.index import HitIndex, Holdings, expected_blocks, expected_states
+from services.router.view.index import HitIndex, Holdings, expected_states
 from services.router.view.prompt import PromptKeys, ReplyKeys
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.requests import RequestStats
@@ -107,7 +107,7 @@ class View:
         if now.steps != before.steps:
             worker.rates = worker.rates.paced(before, now, computing_tokens)
             like = (worker.record.fingerprint, worker.record.role)
-            self._fleet[like] = self._fleet.get(like, Rates()).paced(before, now, computing_tokens)
+            self._fleet[like] = self._fleet.get(like, NO_RATES).paced(before, now, computing_tokens)
 
     def set_engine_silence(self, key: Key, silent_s: float) -> None:
         """What a worker's front says: for how long its engine's process has said nothing."""
@@ -134,14 +134,13 @@ class View:
             decode.rates, decode.facts = decode.rates.moved(stats), None
             like = (choice.decode.fingerprint, choice.decode.role)
             anonymous = dataclasses.replace(stats, prefill_worker="any")
-            self._fleet[like] = self._fleet.get(like, Rates()).moved(anonymous)
+            self._fleet[like] = self._fleet.get(like, NO_RATES).moved(anonymous)
         self.breakers.worked(("", choice.decode.id))
-        offered = {c.record.id: c.record.key for c in choice.candidates}
-        for prefill_id in stats.faulty_prefill_workers:
-            if (
-                offered.get(prefill_id) in self._workers
-            ):  # the faults of one that is gone are not its next incarnation's
-                self.breakers.failed((prefill_id, choice.decode.id))
+        if stats.faulty_prefill_workers:
+            offered = {c.record.id: c.record.key for c in choice.candidates}
+            for prefill_id in stats.faulty_prefill_workers:
+                if offered.get(prefill_id) in self._workers:  # the faults of one that is gone are not its next one's
+                    self.breakers.failed((prefill_id, choice.decode.id))
         if stats.prefill_worker:
             self.breakers.worked((stats.prefill_worker, choice.decode.id))
 
@@ -150,21 +149,22 @@ class View:
     def charge(self, request_id: str, choice: Choice, prompt: PromptKeys | None = None) -> None:
         """The decode worker runs one more; whoever prefills has that much more to compute, and will hold the prompt's blocks
         (so will the decode worker, which receives them)."""
-        decode = self._workers.get(choice.decode.key)
-        local = choice.kind is ChoiceKind.LOCAL
-        prefill = decode if local else self._workers.get(choice.candidates[0].record.key)
+        charged: list[_Worker] = []
+        prefill = decode = self._workers.get(choice.decode.key)
         if decode is not None:
             decode.charges.run(request_id)
-            decode.facts = None
+            charged.append(decode)
+        if choice.kind is REMOTE:
+            prefill = self._workers.get(choice.candidates[0].record.key)
+            if prefill is not None:
+                charged.append(prefill)
         if prefill is not None:
             prefill.charges.prefill(request_id, choice.prefill_tokens)
-            prefill.facts = None
-        self._charged[request_id] = [w for w in (decode, prefill) if w is not None]
-        if prompt is None:
-            return
+        self._charged[request_id] = charged
         now = self._clock()
-        for worker in (decode, None if local else prefill):
-            if worker is None:
+        for worker in charged:
+            worker.facts = None
+            if prompt is None:
                 continue
             if prompt.tokens <= SHORT_TOKENS:
                 self._expect(worker, worker.feed, choice, prompt, worker is prefill, now)
@@ -179,9 +179,10 @@ class View:
     def catch_up(self) -> None:
         """What the prompts that were charged will leave is expected from now on. `snapshot` does that in any case; whoever calls
         it before has less to do between a request and its answer: it takes the hashes of whole prompts."""
-        coming, self._coming = self._coming, []
-        for each in coming:
-            self._expect(*each)
+        if self._coming:
+            coming, self._coming = self._coming, []
+            for each in coming:
+                self._expect(*each)
 
     def _expect(
         self, worker: _Worker, feed: Feed, choice: Choice, prompt: PromptKeys, computes: bool, at_s: float
@@ -190,10 +191,10 @@ class View:
         column, record, terms = feed.column, worker.record, choice.terms
         if column is None:  # what the worker holds was forgotten meanwhile
             return
-        keys = expected_blocks(record, prompt)
+        keys = prompt.block_numbers(record)
         if computes:
             resumed = prompt.tokens - choice.prefill_tokens
-            keys = keys + expected_states(record, prompt, resumed, choice.prefill_attention_tokens)
+            keys = keys + expected_states(record, keys, prompt.tokens, resumed, choice.prefill_attention_tokens)
         until_s = at_s + (terms.get("wait", 0.0) + terms.get("prefill", 0.0)) / 1e3 + EVENTS_LATE_S
         self._index.expected.add(column, keys, until_s, at_s)
 
@@ -249,24 +250,26 @@ class View:
     def _facts(self, worker: _Worker, found: Holdings | None, detail: bool, now_s: float) -> WorkerFacts:
         load, charges, column = worker.record.load, worker.charges, worker.feed.column
         stalled = self._stalled_s(worker, now_s) > 0
-        reach, checkpoints = 0, tuple[int, ...]()
+        reach = 0
+        checkpoints: tuple[int, ...] = ()
         if found is not None and column is not None and found.reach[column]:
             reach = int(found.reach[column])
             deepest = int(found.deepest[column])
             checkpoints = found.checkpoints(column) if detail else (deepest,) if deepest else ()
         elif worker.facts is not None and worker.facts.stalled == stalled:
             return worker.facts
-        facts = WorkerFacts(
-            record=worker.record,
-            connected=worker.connected,
-            active_requests=charges.active_requests(load),
-            queued_prefill_tokens=charges.queued_prefill_tokens(load),
-            waiting_prompts=max(charges.waiting_prompts, load.waiting),
-            stalled=stalled,
-            full_at=worker.full_at,
-            attention_tokens=reach,
-            checkpoints=checkpoints,
-            rates=worker.rates,
+        waiting = charges.waiting_prompts
+        facts = WorkerFacts(  # by place: names of ten arguments cost as much as the object
+            worker.record,
+            worker.connected,
+            charges.active_requests(load),
+            charges.queued_prefill_tokens(load),
+            waiting if waiting > load.waiting else load.waiting,
+            stalled,
+            worker.full_at,
+            reach,
+            checkpoints,
+            worker.rates,
         )
         if not reach:
             worker.facts = facts
@@ -303,9 +306,11 @@ class View:
             return worker.engine_silent_s
         if not (load.running and load.pace.steps):
             return 0.0
-        usual_s = load.pace.busy_s / load.pace.steps
         silent_s = now_s - worker.heard_s
-        return silent_s if silent_s > max(self._settings.stall_s, STALL_STEPS * usual_s) else 0.0
+        if silent_s <= self._settings.stall_s:
+            return 0.0
+        usual_s = load.pace.busy_s / load.pace.steps
+        return silent_s if silent_s > STALL_STEPS * usual_s else 0.0
 
     def counts(self) -> dict[str, int]:
         """Connected workers by role."""

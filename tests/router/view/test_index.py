@@ -1,14 +1,16 @@
 """Feeds and the index they share, against random operation sequences, gaps and snapshots; hits against the definition."""
 
+import dataclasses
 import random
 
 import pytest
 
 from services.router.view import feed
 from services.router.view.feed import Feed
-from services.router.view.index import CHECKPOINT, HitIndex
+from services.router.view.index import CHECKPOINT, HitIndex, expected_states
 from services.router.view.prompt import PromptKeys
 from services.router.view.table import COLUMNS, FIRST_BUCKETS, ROW_BYTES, WAYS
+from twinflow.contracts.checkpoints import INTERVAL_STATE_SHARE, checkpoint_positions
 from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
 from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
 from twinflow.contracts.workers import Role, WorkerRecord
@@ -307,3 +309,19 @@ def test_block_by_block_is_as_with_arrays(seed: int) -> None:
         assert few is not None
         assert few.reach.tolist() == many.reach.tolist() and few.deepest.tolist() == many.deepest.tolist()
         assert [few.checkpoints(c) for c in columns] == [many.checkpoints(c) for c in columns]
+
+
+def test_states_are_expected_where_workers_save_them() -> None:
+    """Prompts shorter than the distance between them, as long and longer."""
+    draw, at_intervals = random.Random(7), 0
+    for _ in range(500):
+        record = dataclasses.replace(RECORD, block_bytes=100, slot_bytes=draw.choice([1, 100, 310]))
+        tokens = draw.randrange(1, 20 * BLOCK)
+        blocks = draw.sample(range(1 << 60), tokens // BLOCK)
+        resumed, reach = sorted(draw.randrange(tokens) for _ in range(2))
+        interval = -(-INTERVAL_STATE_SHARE * record.slot_bytes // record.block_bytes) * BLOCK
+        kept = checkpoint_positions(resumed, reach, tokens, BLOCK, interval)
+        at_intervals += len(kept) > 2
+        expected = [blocks[at // BLOCK - 1] ^ CHECKPOINT for at in kept]
+        assert expected_states(record, blocks, tokens, resumed, reach) == expected
+    assert at_intervals > 50
