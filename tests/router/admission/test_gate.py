@@ -301,6 +301,7 @@ async def test_a_client_that_leaves_in_the_moment_it_is_let_through():
     rig = Rig(room=0)
     task = await rig.queued(Ask(A, 10, 0))
     rig.workers.room = 1
+    rig.gate._full_until_s = 0.0  # how long the last look took, on a busy machine, is nothing to this
     rig.gate._pump()  # its turn has come, its task has not run yet
     assert rig.gate.waiting == 0 and rig.gate.held == 1
     task.cancel()
