@@ -217,7 +217,9 @@ class Generator:
             if sampling.grammar is not None and GRAMMAR not in choice.decode.features:
                 raise NoCapacity(f"worker {choice.decode.id} is of a release without structured outputs")
             stream = self._dispatcher.submit(
-                choice.decode, submission(id, job.id, prompt.packed, root, sampling, choice, outcome.sent, at_once)
+                choice.decode,
+                submission(id, job.id, prompt.packed, root, sampling, choice, outcome.sent, at_once),
+                choice.candidates[0].record.key if choice.candidates else None,
             )
             stream.on_begun = lambda: self._begun(id, choice, outcome)
             if shortcut is not None and not job.stops and job.sampling.logprobs is None:

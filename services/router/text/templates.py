@@ -22,7 +22,17 @@ from twinflow.contracts.errors import BadRequest, ModelError
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What a template may raise on a conversation that it was not written for.
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_OF_TABLES = frozenset(dir(dict))
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Nearly all that templates ask for are keys of plain tables. Python makes an error of each that is no attribute first."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _OF_TABLES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -50,9 +60,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+    env = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     env.filters["tojson"] = _tojson
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
