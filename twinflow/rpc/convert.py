@@ -155,7 +155,7 @@ def samples_to_pb(samples: Sequence[Sample]) -> list[pb.Sample]:
 
 
 def samples_from_pb(messages: Sequence[pb.Sample]) -> tuple[Sample, ...]:
-    return tuple(sample_from_pb(m) for m in messages)
+    return tuple([sample_from_pb(m) if m.finish or m.HasField("logprobs") else Sample(m.token_id) for m in messages])
 
 
 def stats_to_pb(s: RequestStats) -> pb.RequestStats:
