@@ -42,7 +42,7 @@ def install(app: FastAPI, metrics: Metrics, retry_after_s: int) -> None:
 
     def answer(request: Request, error: TwinflowError) -> JSONResponse:
         """Under the request's id, a fresh one if it came to none."""
-        metrics.refused.labels(str(error.http_status), error.reason).inc()
+        metrics.refused.of[str(error.http_status), error.reason].inc()
         return error_response(error, retry_after_s, request.scope.get(ID) or new_request_id())
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
