@@ -109,8 +109,10 @@ class ByteLevelDetokenizer:
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         if not self._held:
-            with suppress(KeyError):
+            try:  # nearly always all are known
                 return "".join(map(self._whole.__getitem__, token_ids))
+            except KeyError:
+                pass
         return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
