@@ -31,6 +31,7 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 E = TypeVar("E", bound=Enum)
 
 _EVENT_NAMES = {kind: kind.name.lower() for kind in EventKind}
+_FINISHES = {finish.value: finish for finish in FinishReason}
 _EVENT_KINDS = {name: kind for kind, name in _EVENT_NAMES.items()}
 
 
@@ -147,7 +148,10 @@ def sample_from_pb(m: pb.Sample) -> Sample:
     if m.HasField("logprobs"):
         top = tuple(zip(m.logprobs.top_ids, m.logprobs.top_logprobs, strict=True))
         logprobs = TokenLogprobs(m.logprobs.logprob, top)
-    return Sample(m.token_id, _known(FinishReason, m.finish, "finish") if m.finish else None, logprobs)
+    finish = m.finish
+    return Sample(
+        m.token_id, (_FINISHES.get(finish) or _known(FinishReason, finish, "finish")) if finish else None, logprobs
+    )
 
 
 def samples_to_pb(samples: Sequence[Sample]) -> list[pb.Sample]:
@@ -155,7 +159,10 @@ def samples_to_pb(samples: Sequence[Sample]) -> list[pb.Sample]:
 
 
 def samples_from_pb(messages: Sequence[pb.Sample]) -> tuple[Sample, ...]:
-    return tuple([sample_from_pb(m) if m.finish or m.HasField("logprobs") else Sample(m.token_id) for m in messages])
+    """Of one request: if the first one has no logprobs, none has. Where they have none, hundreds may come at once."""
+    if not messages or messages[0].HasField("logprobs"):
+        return tuple([sample_from_pb(m) for m in messages])
+    return tuple([sample_from_pb(m) if m.finish else Sample(m.token_id) for m in messages])
 
 
 def stats_to_pb(s: RequestStats) -> pb.RequestStats:
