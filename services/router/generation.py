@@ -7,8 +7,8 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -117,27 +117,50 @@ class Generator:
     async def run(self, job: Job, outcome: Outcome, shortcut: Shortcut | None = None) -> AsyncGenerator[Piece, None]:
         """Pieces until one has `finish`. Raises the request's error, also after some pieces. What `shortcut` takes is in no
         piece."""
-        with self._counted(outcome):
+        self._running += 1
+        result = "cancelled"
+        try:
             prompt = PromptKeys(job.packed, job.tenant, job.cache_salt)
             recovery = Recovery()
-            stop_ids = frozenset(job.sampling.stop_token_ids) | frozenset(self._text.eos_token_ids)
-            reply = Reply(self._text, job.stops, stop_ids)
+            stop_ids = frozenset((*job.sampling.stop_token_ids, *self._text.eos_token_ids))
+            reply = Reply(self._text, job.stops, stop_ids, job.sampling.logprobs is not None)
             failure: TwinflowError | None = None
-            while True:
+            while reply.finish is None:
                 outcome.attempts += 1
                 try:
                     choice = outcome.choice = await self._place(job, prompt, outcome, frozenset(recovery.excluded))
                 except TwinflowError as e:
                     raise recovery.stranded(failure, e) if failure is not None else e from None
+                attempt = _Attempt(self._placer, self._metrics, job, prompt, choice, outcome, reply)
                 try:
-                    async with aclosing(self._attempt(job, prompt, choice, outcome, reply, shortcut)) as pieces:
-                        async for piece in pieces:
-                            yield piece
-                    return
+                    try:
+                        attempt.submit(self._dispatcher, shortcut, self._config.first_token_s)
+                        while reply.finish is None:
+                            piece = await attempt.take()
+                            if attempt.goes_on:  # the client gets its text without waiting for the worker
+                                if piece.text or piece.tokens:
+                                    yield dataclasses.replace(piece, finish=None)
+                                    piece = Piece("", (), piece.finish)
+                                await attempt.stop(self._config.stats_wait_s)
+                            if piece.text or piece.tokens or piece.finish is not None:
+                                yield piece
+                        attempt.ok = True
+                    except TwinflowError as e:
+                        attempt.failed(e)
+                        raise
+                    finally:
+                        attempt.end()
                 except TwinflowError as e:
                     failure = e
                     recovery.failed(e, choice.decode.key)
                     self._note_move(e, choice, outcome)
+            result = "ok"
+        except TwinflowError as e:
+            result = e.reason
+            raise
+        finally:
+            self._running -= 1
+            self._count(result, outcome)
 
     def _note_move(self, error: TwinflowError, choice: Choice, outcome: Outcome) -> None:
         """The request goes on elsewhere."""
@@ -146,27 +169,16 @@ class Generator:
             "a request leaves worker %s after %d tokens: %s", choice.decode.id, len(outcome.sent), error.message
         )
 
-    @contextmanager
-    def _counted(self, outcome: Outcome) -> Iterator[None]:
+    def _count(self, result: str, outcome: Outcome) -> None:
         """The account of how it ended."""
-        self._running += 1
-        result = "cancelled"
-        try:
-            yield
-            result = "ok"
-        except TwinflowError as e:
-            result = e.reason
-            raise
-        finally:
-            self._running -= 1
-            outcome.ended_at = time.monotonic()
-            result = SlowClient.reason if outcome.too_slow else result
-            self._metrics.finished(result, outcome.stats, outcome.prompt_tokens, outcome.completion_tokens)
-            if result == "ok" and outcome.choice is not None and outcome.stats is not None:
-                self._metrics.compare(outcome.choice, outcome.stats)
-            if outcome.first_token_at is not None and outcome.completion_tokens > 1:
-                rest_s = outcome.ended_at - outcome.first_token_at
-                self._metrics.tpot.observe(rest_s / (outcome.completion_tokens - 1))
+        outcome.ended_at = time.monotonic()
+        result = SlowClient.reason if outcome.too_slow else result
+        self._metrics.finished(result, outcome.stats, outcome.prompt_tokens, outcome.completion_tokens)
+        if result == "ok" and outcome.choice is not None and outcome.stats is not None:
+            self._metrics.compare(outcome.choice, outcome.stats)
+        if outcome.first_token_at is not None and outcome.completion_tokens > 1:
+            rest_s = outcome.ended_at - outcome.first_token_at
+            self._metrics.tpot.observe(rest_s / (outcome.completion_tokens - 1))
 
     async def _place(self, job: Job, prompt: PromptKeys, outcome: Outcome, excluded: frozenset[Key]) -> Choice:
         """Workers for the prompt and what was sent of the reply. The reply's limit is set by the first choice. Raises Shed for
@@ -195,94 +207,116 @@ class Generator:
         quotas = outcome.permit.quotas if outcome.permit is not None else Quotas()
         return Shed(Refusal(told, ShedReason.SLO, key.name, late_s, quotas))
 
-    async def _attempt(
+
+class _Attempt:
+    """A generation at one decode worker. `submit`, then `take` until the reply has its end; `end` whatever came of it."""
+
+    def __init__(
         self,
+        placer: Placer,
+        metrics: Metrics,
         job: Job,
         prompt: PromptKeys,
         choice: Choice,
         outcome: Outcome,
         reply: Reply,
-        shortcut: Shortcut | None = None,
-    ) -> AsyncGenerator[Piece, None]:
-        id = attempt_id(job, outcome)
+    ) -> None:
+        self._placer = placer
+        self._metrics = metrics
+        self._job = job
+        self._prompt = prompt
+        self._choice = choice
+        self._outcome = outcome
+        self._reply = reply
+        self._id = attempt_id(job, outcome)
+        self._at_once = job.at_once and not job.stops  # a stop string must be seen at once
+        self._stream: RequestStream | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._gave_up = False  # the worker, with nothing to say why
+        self._broke = False  # by its own fault
+        self.ok = False  # all of the reply was taken
+        self.goes_on = False  # the reply has its end, and its worker does not know
+
+    def submit(self, dispatcher: Dispatcher, shortcut: Shortcut | None, first_token_s: float) -> None:
+        """Raises WorkerLost, NoCapacity."""
+        job, choice, outcome = self._job, self._choice, self._outcome
         sampling = job.sampling
         if sampling.max_tokens != outcome.max_tokens:
             sampling = dataclasses.replace(sampling, max_tokens=outcome.max_tokens)
-        root = prompt.root(choice.decode.fingerprint)
-        stream: RequestStream | None = None
-        late: asyncio.TimerHandle | None = None
-        ok = broke = False
-        at_once = job.at_once and not job.stops  # a stop string must be seen at once
-        try:
-            if sampling.grammar is not None and GRAMMAR not in choice.decode.features:
-                raise NoCapacity(f"worker {choice.decode.id} is of a release without structured outputs")
-            stream = self._dispatcher.submit(
-                choice.decode, submission(id, job.id, prompt.packed, root, sampling, choice, outcome.sent, at_once)
-            )
-            stream.on_begun = lambda: self._begun(id, choice, outcome)
-            if shortcut is not None and not job.stops and job.sampling.logprobs is None:
-                stream.shortcut = _shortened(shortcut, outcome, reply)
-            late = asyncio.get_running_loop().call_later(self._config.first_token_s, self._on_late, stream)
-            while reply.finish is None:
-                batch = await (stream.take_rest() if at_once else stream.take())
-                samples = batch.samples
-                broken = bool(samples) and samples[-1].finish in (FinishReason.ERROR, FinishReason.CANCELLED)
-                samples = samples[:-1] if broken else samples
-                outcome.sent += [s.token_id for s in samples]
-                piece = reply.push(samples)
-                outcome.completion_tokens = reply.completion_tokens
-                outcome.stats = stream.stats
-                if piece.finish is None:
-                    if piece.text or piece.tokens:
-                        yield piece
-                    if broken:
-                        raise WorkerLost(f"worker {choice.decode.id} ended the request early")
-                    continue
-                if reply.matched_stop and not batch.last:
-                    if piece.text or piece.tokens:
-                        yield dataclasses.replace(piece, finish=None)
-                        piece = Piece("", (), piece.finish)
-                    stream.cancel()
-                    await self._last_stats(stream, outcome)
-                yield piece
-            ok = True
-        except TwinflowError as e:
-            broke = is_fault(e)
-            if isinstance(e, WorkerLost):  # one fault, whatever was inside, and of whom it is
-                broke, e.counted = e.culprit is None and not e.counted, True
-            raise
-        finally:
-            if late is not None:
-                late.cancel()
-            if stream is not None:
-                outcome.stats, outcome.too_slow = stream.stats, stream.overflowed
-                outcome.completion_tokens = reply.completion_tokens
-                stream.close()
-            held = None
-            worth_it = outcome.prompt_tokens + len(outcome.sent) > SHORT_TOKENS and choice.decode.block_tokens
-            if ok and worth_it and not reply.matched_stop:  # there the worker is told to give it up
-                held = prompt.reply_keys(choice.decode, pack_tokens(outcome.sent))
-            self._placer.ended(Ended(id, choice, outcome.stats, ok, broke, outcome.completion_tokens, held))
+        if sampling.grammar is not None and GRAMMAR not in choice.decode.features:
+            raise NoCapacity(f"worker {choice.decode.id} is of a release without structured outputs")
+        root = self._prompt.root(choice.decode.fingerprint)
+        message = submission(self._id, job.id, self._prompt.packed, root, sampling, choice, outcome.sent, self._at_once)
+        prefill = choice.candidates[0].record.key if choice.candidates else None
+        stream = self._stream = dispatcher.submit(choice.decode, message, prefill)
+        stream.on_begun = self._begun
+        if shortcut is not None and self._reply.plain:
+            stream.shortcut = _shortened(shortcut, outcome, self._reply)
+        self._late = asyncio.get_running_loop().call_later(first_token_s, _on_late, stream, first_token_s)
 
-    def _begun(self, id: str, choice: Choice, outcome: Outcome) -> None:
-        """A token came in this attempt."""
-        self._placer.begun(id)
-        if outcome.first_token_at is None:
-            outcome.first_token_at = time.monotonic()
-            self._metrics.begun(choice.kind.value, outcome.ttft_s or 0.0)
+    async def take(self) -> Piece:
+        """What there is to show once there is news, perhaps nothing. Raises the request's error."""
+        stream, outcome, reply = self._stream, self._outcome, self._reply
+        assert stream is not None
+        if self._gave_up:
+            raise WorkerLost(f"worker {self._choice.decode.id} ended the request early")
+        batch = await (stream.take_rest() if self._at_once else stream.take())
+        samples = batch.samples
+        if samples and samples[-1].finish in (FinishReason.ERROR, FinishReason.CANCELLED):
+            self._gave_up, samples = True, samples[:-1]
+        outcome.sent += [s.token_id for s in samples]
+        piece = reply.push(samples)
+        outcome.completion_tokens = reply.completion_tokens
+        outcome.stats = stream.stats
+        self.goes_on = reply.matched_stop and not batch.last
+        return piece
 
-    def _on_late(self, stream: RequestStream) -> None:
-        if not stream.begun:
-            stream.cancel()
-            stream.fail(DeadlineExceeded(f"no token within {self._config.first_token_s} s"))
-
-    async def _last_stats(self, stream: RequestStream, outcome: Outcome) -> None:
+    async def stop(self, wait_s: float) -> None:
         """A cancelled worker still reports what it did; not for long, and never an error."""
+        stream = self._stream
+        assert stream is not None
+        stream.cancel()
         with suppress(TimeoutError, TwinflowError):
-            async with asyncio.timeout(self._config.stats_wait_s):
+            async with asyncio.timeout(wait_s):
                 while not (await stream.take()).last:
                     pass
-        outcome.stats = stream.stats
+        self._outcome.stats = stream.stats
+
+    def failed(self, error: TwinflowError) -> None:
+        self._broke = is_fault(error)
+        if isinstance(error, WorkerLost):  # one fault, whatever was inside, and of whom it is
+            self._broke, error.counted = error.culprit is None and not error.counted, True
+
+    def end(self) -> None:
+        prompt, choice, outcome, reply = self._prompt, self._choice, self._outcome, self._reply
+        if self._late is not None:
+            self._late.cancel()
+        stream, self._stream = self._stream, None  # they hold each other
+        if stream is not None:
+            outcome.stats, outcome.too_slow = stream.stats, stream.overflowed
+            outcome.completion_tokens = reply.completion_tokens
+            stream.close()
+        held = None
+        worth_it = outcome.prompt_tokens + len(outcome.sent) > SHORT_TOKENS and choice.decode.block_tokens
+        if self.ok and worth_it and not reply.matched_stop:  # there the worker is told to give it up
+            held = prompt.reply_keys(choice.decode, pack_tokens(outcome.sent))
+        self._placer.ended(
+            Ended(self._id, choice, outcome.stats, self.ok, self._broke, outcome.completion_tokens, held)
+        )
+
+    def _begun(self) -> None:
+        """A token came in this attempt."""
+        outcome = self._outcome
+        self._placer.begun(self._id)
+        if outcome.first_token_at is None:
+            outcome.first_token_at = time.monotonic()
+            self._metrics.begun(self._choice.kind.value, outcome.ttft_s or 0.0)
+
+
+def _on_late(stream: RequestStream, first_token_s: float) -> None:
+    if not stream.begun:
+        stream.cancel()
+        stream.fail(DeadlineExceeded(f"no token within {first_token_s} s"))
 
 
 def _shortened(shortcut: Shortcut, outcome: Outcome, reply: Reply) -> Callable[[int], bool]:

@@ -48,26 +48,34 @@ class Spread:
 S = TypeVar("S", Count, Spread)
 
 
+class _Series(dict[tuple[str, ...], S]):
+    """By the values of their labels; made when they are first asked for."""
+
+    def __init__(self, name: str, labels: Sequence[str], make: Callable[[], S]) -> None:
+        super().__init__()
+        self._name, self._labels = name, tuple(labels)
+        self._make: Callable[[], S] = make
+
+    def __missing__(self, values: tuple[str, ...]) -> S:
+        assert len(values) == len(self._labels), f"{self._name} has labels {self._labels}, got {values}"
+        series = self[values] = self._make()
+        return series
+
+
 class _Family(Collector, Generic[S]):
-    """A metric with its series by the values of their labels. Without labels it has one series, from the start."""
+    """A metric with its series `of` the values of their labels. Without labels it has one series, from the start."""
 
     def __init__(
         self, name: str, told: str, labels: Sequence[str], registry: CollectorRegistry, make: Callable[[], S]
     ) -> None:
         self._name, self._told, self._labels = name, told, tuple(labels)
-        self._make: Callable[[], S] = make
-        self._series: dict[tuple[str, ...], S] = {} if labels else {(): make()}
+        self.of: _Series[S] = _Series(name, labels, make)
+        if not labels:
+            self.of[()] = make()
         registry.register(self)
 
-    def labels(self, *values: str) -> S:
-        series = self._series.get(values)
-        if series is None:
-            assert len(values) == len(self._labels), f"{self._name} has labels {self._labels}, got {values}"
-            series = self._series[values] = self._make()
-        return series
-
     def _each(self) -> Iterable[tuple[dict[str, str], S]]:
-        return ((dict(zip(self._labels, values, strict=True)), s) for values, s in list(self._series.items()))
+        return ((dict(zip(self._labels, values, strict=True)), s) for values, s in list(self.of.items()))
 
 
 class Counter(_Family[Count]):
@@ -78,7 +86,7 @@ class Counter(_Family[Count]):
 
     def inc(self, amount: float = 1) -> None:
         """Of a counter without labels."""
-        self._series[()].value += amount
+        self.of[()].value += amount
 
     def collect(self) -> Iterable[Metric]:
         metric = Metric(self._name, self._told, "counter")
@@ -99,7 +107,7 @@ class Histogram(_Family[Spread]):
 
     def observe(self, value: float) -> None:
         """Of a histogram without labels."""
-        self._series[()].observe(value)
+        self.of[()].observe(value)
 
     def collect(self) -> Iterable[Metric]:
         metric = Metric(self._name, self._told, "histogram")

@@ -17,6 +17,7 @@ _WAIT_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1)
 
 
+_REMOTE = ChoiceKind.REMOTE.value
 MAX_KEYS = 64  # of API keys with series of their own
 
 
@@ -79,12 +80,12 @@ class Metrics:
         gauge.set_function(failed_reloads)
 
     def shed_one(self, key: str, why: ShedReason) -> None:
-        self.shed.labels(why.value, self._key(key)).inc()
+        self.shed.of[why.value, self._key(key)].inc()
 
     def left(self, key: str, tokens: int) -> None:
         name = self._key(key)
-        self.key_requests.labels(name).inc()
-        self.key_tokens.labels(name).inc(tokens)
+        self.key_requests.of[name,].inc()
+        self.key_tokens.of[name,].inc(tokens)
 
     def _key(self, name: str) -> str:
         """A bounded number of them: names come and go with the operator's file."""
@@ -109,13 +110,13 @@ class Metrics:
         registered.set_function(workers)
 
     def chosen(self, choice: Choice) -> None:
-        self.decisions.labels(choice.kind.value, choice.reason.value).inc()
+        self.decisions.of[choice.kind.value, choice.reason.value].inc()
 
     def begun(self, kind: str, ttft_s: float) -> None:
-        self.ttft.labels(kind).observe(ttft_s)
+        self.ttft.of[kind,].observe(ttft_s)
 
     def finished(self, outcome: str, stats: RequestStats | None, prompt_tokens: int, completion_tokens: int) -> None:
-        self.requests.labels(outcome).inc()
+        self.requests.of[outcome,].inc()
         self.prompt_tokens.inc(prompt_tokens)
         self.completion_tokens.inc(completion_tokens)
         if stats is not None and stats.cached_tokens:
@@ -127,7 +128,7 @@ class Metrics:
         """What the choice predicted, beside what the workers then found."""
         resumed = stats.decode_resumed_tokens
         predicted: int | None = choice.decode_usable_tokens
-        if stats.route == ChoiceKind.REMOTE.value:
+        if stats.route == _REMOTE:
             resumed = stats.prefill_resumed_tokens
             usable = {c.record.id: c.usable_tokens for c in choice.candidates}
             predicted = usable.get(stats.prefill_worker)
@@ -137,7 +138,7 @@ class Metrics:
 
     def _error(self, hit: str, tokens: int) -> None:
         direction = "exact" if tokens == 0 else "over" if tokens > 0 else "under"
-        self.hit_error.labels(hit, direction).observe(abs(tokens))
+        self.hit_error.of[hit, direction].observe(abs(tokens))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

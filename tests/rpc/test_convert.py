@@ -187,3 +187,18 @@ def test_submit_and_open_make_requests():
         request = make(message)
         assert (request.id, request.prompt_tokens, request.sampling) == ("r", 1, SAMPLING)
         assert (request.root, request.forced) == (b"R", b"5678")
+
+
+@pytest.mark.parametrize("logprobs", [None, TokenLogprobs(-0.5, ((9, -0.5),))], ids=["plain", "logprobs"])
+@pytest.mark.parametrize("finish", [None, FinishReason.STOP], ids=["amid", "end"])
+def test_samples_of_one_request(logprobs, finish):
+    samples = (*(Sample(i, None, logprobs) for i in range(40)), Sample(40, finish, logprobs))
+    for told in (samples, samples[-1:], ()):
+        assert convert.samples_from_pb(convert.samples_to_pb(told)) == told
+
+
+def test_an_unknown_finish_is_refused_wherever_it_is():
+    odd, plain = pb.Sample(token_id=1, finish="weary"), pb.Sample(token_id=2)
+    for told in ([odd], [plain, odd], [odd, plain]):
+        with pytest.raises(errors.BadRequest, match="weary"):
+            convert.samples_from_pb(told)

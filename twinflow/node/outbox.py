@@ -22,7 +22,7 @@ class Outbox(Generic[M]):
         self.error: TwinflowError | None = None
         self._limit = limit
         self._waiting: deque[M] = deque()
-        self._wake = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # while it waits
         self._closed = False
 
     @property
@@ -38,13 +38,17 @@ class Outbox(Generic[M]):
             self.close(Overloaded(f"the peer left {self._limit} messages unread"))
             return
         self._waiting.append(message)
-        self._wake.set()
+        self._wake()
 
     def close(self, error: TwinflowError | None = None) -> None:
         """Ends the iteration after what is already queued. Idempotent: the first error stays."""
         if not self._closed:
             self._closed, self.error = True, error
-        self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def __aiter__(self) -> AsyncIterator[M]:
         while True:
@@ -52,5 +56,8 @@ class Outbox(Generic[M]):
                 yield self._waiting.popleft()
             if self._closed:
                 return
-            self._wake.clear()
-            await self._wake.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None

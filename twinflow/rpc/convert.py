@@ -31,6 +31,7 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 E = TypeVar("E", bound=Enum)
 
 _EVENT_NAMES = {kind: kind.name.lower() for kind in EventKind}
+_FINISHES = {finish.value: finish for finish in FinishReason}
 _EVENT_KINDS = {name: kind for kind, name in _EVENT_NAMES.items()}
 
 
@@ -48,26 +49,32 @@ def _unknown(known: Iterable[str], value: str, field: str) -> BadRequest:
 # ---- requests ----
 
 
-def sampling_to_pb(s: SamplingParams) -> pb.Sampling:
-    return pb.Sampling(
-        max_tokens=s.max_tokens,
-        seed=s.seed,
-        temperature=s.temperature,
-        top_k=s.top_k,
-        top_p=s.top_p,
-        min_p=s.min_p,
-        presence_penalty=s.presence_penalty,
-        frequency_penalty=s.frequency_penalty,
-        repetition_penalty=s.repetition_penalty,
-        logit_bias=[pb.LogitBias(token_id=t, bias=b) for t, b in s.logit_bias],
-        logprobs=s.logprobs,
-        stop_token_ids=s.stop_token_ids,
-        eos_token_ids=s.eos_token_ids,
-        ignore_eos=s.ignore_eos,
-        min_tokens=s.min_tokens,
-        sample_index=s.sample_index,
-        grammar=grammar_to_pb(s.grammar),
-    )
+def sampling_to_pb(s: SamplingParams, m: pb.Sampling | None = None) -> pb.Sampling:
+    """`m`: the empty one to fill, where it is part of a message: protobuf copies a part that was made by itself."""
+    m = pb.Sampling() if m is None else m
+    m.max_tokens = s.max_tokens
+    m.seed = s.seed
+    m.temperature = s.temperature
+    m.top_k = s.top_k
+    m.top_p = s.top_p
+    m.min_p = s.min_p
+    m.presence_penalty = s.presence_penalty
+    m.frequency_penalty = s.frequency_penalty
+    m.repetition_penalty = s.repetition_penalty
+    if s.logit_bias:
+        m.logit_bias.extend(pb.LogitBias(token_id=t, bias=b) for t, b in s.logit_bias)
+    if s.logprobs is not None:
+        m.logprobs = s.logprobs
+    if s.stop_token_ids:
+        m.stop_token_ids.extend(s.stop_token_ids)
+    if s.eos_token_ids:
+        m.eos_token_ids.extend(s.eos_token_ids)
+    m.ignore_eos = s.ignore_eos
+    m.min_tokens = s.min_tokens
+    m.sample_index = s.sample_index
+    if s.grammar is not None:
+        m.grammar.CopyFrom(grammar_to_pb(s.grammar))
+    return m
 
 
 def sampling_from_pb(m: pb.Sampling) -> SamplingParams:
@@ -92,9 +99,7 @@ def sampling_from_pb(m: pb.Sampling) -> SamplingParams:
     )
 
 
-def grammar_to_pb(g: Grammar | None) -> pb.Grammar | None:
-    if g is None:
-        return None
+def grammar_to_pb(g: Grammar) -> pb.Grammar:
     return pb.Grammar(
         kind=g.kind.value,
         text=g.text,
@@ -143,7 +148,10 @@ def sample_from_pb(m: pb.Sample) -> Sample:
     if m.HasField("logprobs"):
         top = tuple(zip(m.logprobs.top_ids, m.logprobs.top_logprobs, strict=True))
         logprobs = TokenLogprobs(m.logprobs.logprob, top)
-    return Sample(m.token_id, _known(FinishReason, m.finish, "finish") if m.finish else None, logprobs)
+    finish = m.finish
+    return Sample(
+        m.token_id, (_FINISHES.get(finish) or _known(FinishReason, finish, "finish")) if finish else None, logprobs
+    )
 
 
 def samples_to_pb(samples: Sequence[Sample]) -> list[pb.Sample]:
@@ -151,7 +159,10 @@ def samples_to_pb(samples: Sequence[Sample]) -> list[pb.Sample]:
 
 
 def samples_from_pb(messages: Sequence[pb.Sample]) -> tuple[Sample, ...]:
-    return tuple(sample_from_pb(m) for m in messages)
+    """Of one request: if the first one has no logprobs, none has. Where they have none, hundreds may come at once."""
+    if not messages or messages[0].HasField("logprobs"):
+        return tuple([sample_from_pb(m) for m in messages])
+    return tuple([sample_from_pb(m) if m.finish else Sample(m.token_id) for m in messages])
 
 
 def stats_to_pb(s: RequestStats) -> pb.RequestStats:

@@ -195,7 +195,7 @@ class Replay:
         task = Task(each.id, each.prompt, each.whole, each.reply_tokens)
         self._takers[each.id] = _Taker(self, each, session, index)
         sampling = SamplingParams(MAX_TOKENS, 0)
-        message = submission(each.id, each.id, b"", each.prompt.root(FINGERPRINT), sampling, choice)
+        message = submission(each.id, each.id, b"", each.prompt.root(FINGERPRINT), sampling, choice).submit
         self.clock.after(SUBMIT_S, lambda: self.decode[choice.decode.id].submit(message, task))
 
     def ended(self, each: Asked, session: Sequence[Asked], index: int) -> None:

@@ -39,12 +39,13 @@ class Dispatcher:
         """Workers with a link, connected or not."""
         return len(self._links)
 
-    def submit(self, record: WorkerRecord, message: pb.Submit) -> RequestStream:
-        """Raises WorkerLost when there is no session with this incarnation."""
+    def submit(self, record: WorkerRecord, message: pb.RouterMessage, prefill: Key | None = None) -> RequestStream:
+        """`message` is a submission, `prefill` the worker that is expected to compute its prompt, if it is another one. Raises
+        WorkerLost when there is no session with this incarnation."""
         link = self._links.get(record.key)
         if link is None:
             raise WorkerLost(f"worker {record.id} ({record.incarnation}) is gone")
-        return link.submit(message)
+        return link.submit(message, prefill)
 
     async def run(self) -> None:
         helpers = [asyncio.create_task(self._reap()), asyncio.create_task(self._watch_engines())]

@@ -63,18 +63,16 @@ class WorkerLink:
     def in_flight(self) -> int:
         return len(self._streams)
 
-    def submit(self, message: pb.Submit) -> RequestStream:
-        """Raises WorkerLost when there is no session right now."""
+    def submit(self, message: pb.RouterMessage, prefill: Key | None) -> RequestStream:
+        """As `Dispatcher.submit`. Raises WorkerLost when there is no session right now."""
         if self._out is None:
             raise WorkerLost(f"worker {self.record.id} is not connected")
-        id = message.id
-        first = next(iter(message.candidates), None)
-        prefill = (first.worker_id, first.incarnation) if first is not None else None
+        id = message.submit.id
         stream = RequestStream(
             id, lambda: self._cancel(id), lambda: self._forget(id), self._settings.buffer_tokens, prefill
         )
         self._streams[id] = stream
-        self._send(pb.RouterMessage(submit=message))
+        self._send(message)
         return stream
 
     def resync(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from services.router.dispatch.base import Key, SlowClient, Untold
 from twinflow.contracts.errors import TwinflowError
@@ -47,7 +47,8 @@ class RequestStream:
         self._cancelled = False
         self.overflowed = False  # the client was too slow
         self.stats: RequestStats | None = None  # once the worker has told them
-        self._news = asyncio.Event()
+        self._news = False  # something came that was not taken
+        self._waiter: asyncio.Future[None] | None = None  # whoever takes waits for it
         self._rest = False  # whoever takes wants all that is still to come at once
         self.shortcut: Callable[[int], bool] | None = None  # see `put_token`
         self._short: Callable[[int], bool] | None = None  # the same, while whoever takes has taken everything and waits
@@ -104,31 +105,34 @@ class RequestStream:
 
     def _wake(self) -> None:
         self._short = None
-        self._news.set()
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def take(self) -> Batch:
         """Waits for news, takes all of it. Raises the request's error once the buffer is empty."""
-        if not self._news.is_set():
+        if not self._news:
             if self.begun:  # which it cannot become without waking whoever waits
                 self._short = self.shortcut
+            self._waiter = asyncio.get_running_loop().create_future()
             try:
-                await self._news.wait()
+                await self._waiter
             finally:
-                self._short = None
-        self._news.clear()
+                self._short = self._waiter = None
+        self._news = False
         if not self._samples and self._error is not None:
             raise self._error
         samples, self._samples = tuple(self._samples), []
         if self._error is not None:
-            self._news.set()  # raised by the next call
+            self._news = True  # raised by the next call
         return Batch(samples, self._over and self._error is None)
 
-    async def take_rest(self) -> Batch:
+    def take_rest(self) -> Awaitable[Batch]:
         """As `take`, once for all tokens to the end or to an error: nobody waits for a part of them, and there is no limit."""
         self._rest = True
         if not self._over:
-            self._news.clear()
-        return await self.take()
+            self._news = False
+        return self.take()
 
     def cancel(self) -> None:
         """Tells the worker at once; it still answers with a last output and its stats."""

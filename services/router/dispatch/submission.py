@@ -20,26 +20,29 @@ def submission(
     choice: Choice,
     sent: Sequence[int] = (),
     at_once: bool = False,
-) -> pb.Submit:
+) -> pb.RouterMessage:
     """`id` is the attempt's. `sent`: tokens that the client has from an earlier attempt; they count as generated. `at_once`:
-    nobody looks at a part of the reply. Candidates go along with a local choice too: the decode worker's own match decides."""
-    return pb.Submit(
-        id=id,
-        prompt=prompt,
-        sampling=convert.sampling_to_pb(sampling),
-        root=root,
-        forced=pack_tokens(sent),
-        candidates=[
-            pb.Candidate(
-                worker_id=c.record.id,
-                incarnation=c.record.incarnation,
-                addresses=c.record.addresses,
-                predicted_usable_tokens=c.usable_tokens,
-            )
-            for c in choice.candidates
-        ],
-        reason=choice.reason.value,
-        idempotency_id=idempotency_id,
-        local_max_tokens=choice.local_max_tokens,
-        gather_tokens=GATHER_TOKENS if at_once else 0,
-    )
+    nobody looks at a part of the reply. Candidates go along with a local choice too: the decode worker's own match decides.
+
+    Made in one piece: protobuf copies each part that is put into another, the prompt too."""
+    message = pb.RouterMessage()
+    submit = message.submit
+    submit.id = id
+    submit.prompt = prompt
+    convert.sampling_to_pb(sampling, submit.sampling)
+    submit.root = root
+    if sent:
+        submit.forced = pack_tokens(sent)
+    for c in choice.candidates:
+        submit.candidates.add(
+            worker_id=c.record.id,
+            incarnation=c.record.incarnation,
+            addresses=c.record.addresses,
+            predicted_usable_tokens=c.usable_tokens,
+        )
+    submit.reason = choice.reason.value
+    submit.idempotency_id = idempotency_id
+    submit.local_max_tokens = choice.local_max_tokens
+    if at_once:
+        submit.gather_tokens = GATHER_TOKENS
+    return message

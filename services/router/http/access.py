@@ -9,6 +9,7 @@ from services.router.admission.base import KeyFacts, Quotas, Shed, WaitedTooLong
 from services.router.admission.keys import KeyBook
 from twinflow.contracts.errors import TwinflowError
 
+KEY, ID = "twinflow.key", "twinflow.id"  # in the scope: of whoever asks, of the answer
 WORTH_A_RETRY = (429, 502, 503, 504)
 
 
@@ -16,7 +17,7 @@ def access(book: KeyBook) -> Callable[[Request], Awaitable[None]]:
     """Runs before a route, and before its body is read. Raises Unauthorized."""
 
     async def known(request: Request) -> None:
-        request.state.key = book.find(header(request, b"authorization"))
+        request.scope[KEY] = book.find(header(request, b"authorization"))
 
     return known
 
@@ -30,7 +31,7 @@ def header(request: Request, name: bytes) -> str:
 
 
 def key_of(request: Request) -> KeyFacts:
-    key: KeyFacts = request.state.key
+    key: KeyFacts = request.scope[KEY]
     return key
 
 

@@ -21,13 +21,14 @@ from services.router.generation import Generator, Job, Outcome
 from services.router.http.access import header, quota_headers
 from services.router.http.events import StreamLimits
 from services.router.http.fields import GenerationFields
-from services.router.schedule.base import ChoiceKind
+from services.router.schedule.base import Choice, ChoiceKind
 from services.router.text.reply import Piece, TokenText
 from services.router.text.tokenizer import ModelText
 from twinflow.contracts.errors import BadRequest
 from twinflow.contracts.facts import fact
 from twinflow.contracts.requests import Grammar, RequestStats
 
+NO_STATS = RequestStats()
 STATS_HEADER = b"x-twinflow-stats"  # "1": answers carry a `twinflow` object beside `usage`
 
 
@@ -66,7 +67,7 @@ class Api:
         jobs: list[Job] = []
         for prompt in prompts:
             sampling = fields.sampling(
-                random.getrandbits(63), logprobs, text.eos_token_ids, text.vocab_size, text.defaults
+                limit, random.getrandbits(63), logprobs, text.eos_token_ids, text.vocab_size, text.defaults
             )
             for i in range(fields.n):
                 job_id = id if count == 1 else f"{id}-{len(jobs)}"
@@ -101,11 +102,13 @@ async def collect(pieces: AsyncGenerator[Piece, None]) -> Finished:
     text: list[str] = []
     tokens: list[TokenText] = []
     finish = ""
-    async with aclosing(pieces):
+    try:
         async for piece in pieces:
             text.append(piece.text)
-            tokens.extend(piece.tokens)
+            tokens += piece.tokens
             finish = piece.finish or finish
+    finally:
+        await pieces.aclose()
     return Finished("".join(text), tuple(tokens), finish)
 
 
@@ -151,37 +154,50 @@ async def merge(runs: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[t
 
 def usage(outcomes: Sequence[Outcome], n: int = 1) -> dict[str, Any]:
     """A prompt counts once for its `n` samples; cached is what none of them had to compute."""
-    prompts = [outcomes[i : i + n] for i in range(0, len(outcomes), n)]
-    prompt = sum(samples[0].prompt_tokens for samples in prompts)
-    completion = sum(o.completion_tokens for o in outcomes)
+    prompt = completion = cached = 0
+    for i in range(0, len(outcomes), n):
+        samples = outcomes[i : i + n]
+        prompt += samples[0].prompt_tokens
+        completion += sum([o.completion_tokens for o in samples])
+        cached += min([o.cached_tokens for o in samples])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(min(o.cached_tokens for o in samples) for samples in prompts)},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
 def decision_headers(outcomes: Sequence[Outcome]) -> dict[str, str]:
     """How the request is served, as far as it is known when headers are sent; several choices' values are listed once each."""
-    told: dict[str, dict[str, None]] = {"route": {}, "reason": {}, "decode-worker": {}, "prefill-worker": {}}
-    for o in outcomes:
-        if o.choice is None:
-            continue
-        remote = o.choice.candidates[0].record.id if o.choice.kind is ChoiceKind.REMOTE else ""
-        stats = o.stats or RequestStats()
-        values = (stats.route or o.choice.kind.value, stats.reason or o.choice.reason.value, o.choice.decode.id)
-        for name, value in zip(told, (*values, stats.prefill_worker or remote), strict=True):
-            if value:
-                told[name][_quoted(value)] = None
+    ways = tuple([_way(o.choice, o.stats) for o in outcomes if o.choice is not None])
     quotas = quota_headers(outcomes[0].permit.quotas) if outcomes[0].permit is not None else {}
-    return quotas | {f"x-twinflow-{name}": ",".join(values) for name, values in told.items() if values}
+    return quotas | _way_headers(ways)
+
+
+def _way(choice: Choice, stats: RequestStats | None) -> tuple[str, str, str, str]:
+    """Route, reason, decode worker, prefill worker; "" for none."""
+    stats = stats or NO_STATS
+    remote = choice.candidates[0].record.id if choice.kind is ChoiceKind.REMOTE else ""
+    return (
+        stats.route or choice.kind.value,
+        stats.reason or choice.reason.value,
+        choice.decode.id,
+        stats.prefill_worker or remote,
+    )
 
 
 @lru_cache(maxsize=1024)
-def _quoted(value: str) -> str:
-    """As a header may say it. Routes, reasons and workers are few."""
-    return quote(value, safe=" ()/:,;=")
+def _way_headers(ways: tuple[tuple[str, str, str, str], ...]) -> dict[str, str]:
+    """Not to be changed by who gets them. Routes, reasons and workers are few."""
+    told = {}
+    for name, values in zip(
+        ("route", "reason", "decode-worker", "prefill-worker"), zip(*ways, strict=True), strict=False
+    ):
+        if any(values):
+            quoted = dict.fromkeys(quote(value, safe=" ()/:,;=") for value in values if value)
+            told[f"x-twinflow-{name}"] = ",".join(quoted)
+    return told
 
 
 def held(outcomes: Sequence[Outcome]) -> bool:

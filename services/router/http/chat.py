@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool
 from starlette.responses import Response
 
 from services.router.generation import Job, Outcome
-from services.router.http.access import key_of
+from services.router.http.access import ID, key_of
 from services.router.http.api import (
     Api,
     Finished,
@@ -61,7 +61,7 @@ def chat_routes(api: Api) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         fields = await read_body(request, ChatFields, api.config.model_name, api.config.max_body_bytes)
-        id = request.state.id = new_id("chatcmpl")
+        id = request.scope[ID] = new_id("chatcmpl")
         answer_only = answer_grammar(fields.response_format, fields.structured_outputs)
         chat = await render_chat(api, fields)
         grammar = reply_grammar(api.text, chat.text, chat.chosen, answer_only)

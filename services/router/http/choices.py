@@ -17,6 +17,8 @@ def finish_word(finish: str, whole_calls: int) -> str:
 
 def message(parser: ReplyParser, text: str, finish: str) -> tuple[dict[str, Any], str]:
     """The assistant's message and its finish reason."""
+    if parser.plain:
+        return {"role": "assistant", "content": text, "refusal": None}, finish
     answer: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from services.router.admission.base import KeyFacts
 from services.router.generation import Job, Outcome
-from services.router.http.access import key_of
+from services.router.http.access import ID, key_of
 from services.router.http.api import Api, collect_all, decision_headers, held, merge, new_id, stats, usage, wants_stats
 from services.router.http.events import DONE, EventFrame, Lane, Whole, event, open_events, unless_gone
 from services.router.http.fields import MAX_LOGPROBS, GenerationFields, Ids, as_ids
@@ -54,7 +54,7 @@ def completion_routes(api: Api) -> APIRouter:
         fields = await read_body(
             request, CompletionFields, api.config.model_name, api.config.max_body_bytes, parse=arrays.parse
         )
-        id = request.state.id = new_id("cmpl")
+        id = request.scope[ID] = new_id("cmpl")
         jobs = await make_jobs(api, id, fields, key_of(request))
         outcomes = [Outcome(prompt_tokens=job.prompt_tokens) for job in jobs]
         answer = CompletionAnswer(api, id, fields, outcomes, echoed(api, fields, len(jobs)), wants_stats(request))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from services.router.admission.base import Shed
-from services.router.http.access import refusal_headers
+from services.router.http.access import ID, refusal_headers
 from services.router.metrics import Metrics
 from twinflow.contracts.errors import BadRequest, Internal, TwinflowError, Unsupported
 
@@ -42,8 +42,8 @@ def install(app: FastAPI, metrics: Metrics, retry_after_s: int) -> None:
 
     def answer(request: Request, error: TwinflowError) -> JSONResponse:
         """Under the request's id, a fresh one if it came to none."""
-        metrics.refused.labels(str(error.http_status), error.reason).inc()
-        return error_response(error, retry_after_s, getattr(request.state, "id", "") or new_request_id())
+        metrics.refused.of[str(error.http_status), error.reason].inc()
+        return error_response(error, retry_after_s, request.scope.get(ID) or new_request_id())
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, TwinflowError)

@@ -5,7 +5,7 @@ Null means "not given", as in OpenAI's API. Everything unknown is refused by nam
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
@@ -15,8 +15,6 @@ from services.router.text.defaults import SamplingDefaults
 from twinflow.contracts.errors import BadRequest, Unsupported
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.contracts.requests import SamplingParams
-
-N = TypeVar("N", int, float)
 
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
@@ -96,11 +94,16 @@ class GenerationFields(BaseModel):
         return tuple(stops)
 
     def sampling(
-        self, seed: int, logprobs: int | None, eos_token_ids: tuple[int, ...], vocab: int, defaults: SamplingDefaults
+        self,
+        limit: int | None,
+        seed: int,
+        logprobs: int | None,
+        eos_token_ids: tuple[int, ...],
+        vocab: int,
+        defaults: SamplingDefaults,
     ) -> SamplingParams:
-        """`seed` and the model's `defaults` stand where the client gave nothing. Raises BadRequest for ids outside the
-        vocabulary."""
-        limit = self.reply_limit()
+        """`limit` is `reply_limit`; `seed` and the model's `defaults` stand where the client gave nothing. Raises BadRequest for
+        ids outside the vocabulary."""
         if limit is not None and self.min_tokens > limit:
             raise BadRequest(f"min_tokens {self.min_tokens} is over max_tokens {limit}", param="min_tokens")
         for id in self.stop_token_ids:
@@ -108,14 +111,16 @@ class GenerationFields(BaseModel):
         return SamplingParams(
             max_tokens=limit or 1,
             seed=(seed if self.seed is None else self.seed) % 2**64,
-            temperature=_either(self.temperature, defaults.temperature),
-            top_k=max(0, _either(self.top_k, defaults.top_k)),
-            top_p=_either(self.top_p, defaults.top_p),
-            min_p=_either(self.min_p, defaults.min_p),
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_k=max(0, defaults.top_k if self.top_k is None else self.top_k),
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            min_p=defaults.min_p if self.min_p is None else self.min_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=_either(self.repetition_penalty, defaults.repetition_penalty),
-            logit_bias=self._bias(vocab),
+            repetition_penalty=(
+                defaults.repetition_penalty if self.repetition_penalty is None else self.repetition_penalty
+            ),
+            logit_bias=self._bias(vocab) if self.logit_bias else (),
             logprobs=logprobs,
             stop_token_ids=tuple(self.stop_token_ids),
             eos_token_ids=eos_token_ids,
@@ -130,10 +135,6 @@ class GenerationFields(BaseModel):
                 raise BadRequest(f"logit_bias: {key!r} is not a token id", param="logit_bias")
             bias.append((_in_vocabulary(int(key[:12]), vocab, "logit_bias"), value))
         return tuple(bias)
-
-
-def _either(given: N | None, default: N) -> N:
-    return default if given is None else given
 
 
 def _in_vocabulary(id: int, vocab: int, param: str) -> int:

@@ -10,7 +10,7 @@ from pydantic import Field, StrictBool, StrictStr
 from starlette.responses import Response
 
 from services.router.generation import Job, Outcome
-from services.router.http.access import key_of
+from services.router.http.access import ID, key_of
 from services.router.http.api import Api, collect, decision_headers, held, new_id, stats, usage, wants_stats
 from services.router.http.conversation import Chat, render
 from services.router.http.errors import error_body
@@ -68,7 +68,7 @@ def response_routes(api: Api) -> APIRouter:
     async def responses(request: Request) -> Response:
         config = api.config
         fields = await read_body(request, ResponseFields, config.model_name, config.max_body_bytes, REFUSED)
-        id = request.state.id = new_id("resp")
+        id = request.scope[ID] = new_id("resp")
         answer_only = fields.text.grammar() if fields.text is not None else None
         tools, may_call = template_tools(fields.tools), api.text.calls is not None
         chosen = choose_tools(tools, fields.tool_choice, fields.parallel_tool_calls, may_call, path="tools[{}]")

@@ -3,8 +3,8 @@
 The texts of all pushes plus `finish()` equal `decode(all ids, skip_special_tokens=True)`, but for special tokens that mark
 calls or thoughts: parsers need to see those. Two ways:
 
-* byte-level tokenizers (most hybrids): every token is known bytes; an incremental UTF-8 decoder holds back the bytes of
-  an unfinished character. Exact and O(1) per token.
+* byte-level tokenizers (most hybrids): every token is known bytes; those of an unfinished UTF-8
+  character are held back. Exact and O(1) per token.
 * any other decoder (SentencePiece-like): decode a short window of held tokens, give out what is settled. A run of
   byte-fallback tokens is held until it ends, since one bad byte changes the text of the whole run; at most
   `MAX_HELD_TOKENS`.
@@ -25,6 +25,10 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class Detokenizer(Protocol):
     def push(self, token_id: int) -> str:
         """Text that this token settles, possibly empty."""
+        ...
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """As `push` of each."""
         ...
 
     def finish(self) -> str:
@@ -87,24 +91,32 @@ class TokenTexts:
 class ByteLevelDetokenizer:
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._whole = texts.whole
-        self._amid = False  # a character has begun and not ended
+        self._held = b""  # of a character that has begun and not ended
 
     def push(self, token_id: int) -> str:
-        if not self._amid:
+        if not self._held:
             text = self._whole.get(token_id)  # nearly always
             if text is not None:
                 return text
         if token_id in self._texts.special_ids:
             return ""
         self._texts.learn_whole(token_id)
-        text = self._utf8.decode(self._texts.token_bytes(token_id))
-        self._amid = bool(self._utf8.getstate()[0])
+        raw = self._held + self._texts.token_bytes(token_id)
+        text, settled_bytes = codecs.utf_8_decode(raw, "replace", False)
+        self._held = raw[settled_bytes:]
         return text
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        if not self._held:
+            try:  # nearly always all are known
+                return "".join(map(self._whole.__getitem__, token_ids))
+            except KeyError:
+                pass
+        return "".join(map(self.push, token_ids))
+
     def finish(self) -> str:
-        return self._utf8.decode(b"", final=True)
+        return self._held.decode(errors="replace")
 
 
 class WindowDetokenizer:
@@ -132,6 +144,9 @@ class WindowDetokenizer:
             return ""
         self._context, self._held = [token_id], []
         return text
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
 
     def _settle_characters(self) -> str:
         """Gives out a long run up to its last whole character."""

@@ -15,6 +15,7 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twinflow.contracts.errors import BadRequest, ModelError
@@ -22,7 +23,21 @@ from twinflow.contracts.errors import BadRequest, ModelError
 NAMED_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What a template may raise on a conversation that it was not written for.
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_OF_TABLES = frozenset(dir(dict))
+_OF_LOOPS = frozenset({"first", "last", "index", "index0", "length"})
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Nearly all that templates ask for are keys of plain tables, of which Python makes an error first, as none is an attribute,
+    and places in a loop, which nothing has to be found out about."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _OF_TABLES:
+            return obj[attribute]
+        if type(obj) is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -50,9 +65,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+    env = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     env.filters["tojson"] = _tojson
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)

@@ -17,7 +17,7 @@ from services.router.text.detokenize import Detokenizer, TokenTexts
 from services.router.text.parsed import ReplyParser, reply_parser
 from services.router.text.reasoning import CLOSE, OPEN, opened_by, thinks
 from services.router.text.templates import ChatTemplate, load_chat_template, read_json, special_tokens
-from services.router.text.words import Unfit, Words
+from services.router.text.words import AT_ONCE_CHARS, Unfit, Words
 from twinflow.contracts.errors import ModelError
 from twinflow.contracts.hashing import pack_tokens
 from twinflow.grammar.base import is_marker
@@ -64,8 +64,10 @@ class ModelText:
         if words is not None and not (add_special_tokens and self._adds) and words.fits(text):
             parts: list[bytes] = []
             try:
+                if len(text) <= AT_ONCE_CHARS:
+                    return words.encode_short(text)
                 for ids in words.encode(text):
-                    if parts and len(text) > LONG_TEXT_CHARS:
+                    if parts:
                         await asyncio.sleep(0)  # others wait no longer than for one part
                     parts.append(ids)
                 return b"".join(parts)

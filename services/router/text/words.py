@@ -49,8 +49,8 @@ class Words:
         self._tokenizer = tokenizer
         self._pattern = pattern
         self._fit = re.compile(f"[{_FIT}]*")
-        self._known: dict[str, bytes] = {}
         self._marks = {t.content: pack_tokens([id]) for id, t in tokenizer.get_added_tokens_decoder().items()}
+        self._known = dict(self._marks)  # pieces that came, and marks, which are in no piece
         longest_first = sorted(self._marks, key=len, reverse=True)
         self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
@@ -72,8 +72,20 @@ class Words:
     def fits(self, text: str) -> bool:
         return text.isascii() or self._fit.fullmatch(text) is not None
 
+    def encode_short(self, text: str) -> bytes:
+        """Packed ids of a text that fits, of at most `AT_ONCE_CHARS`. Raises Unfit."""
+        pieces: list[str] = []
+        for i, part in enumerate(self._cut.split(text)):
+            if i % 2:
+                pieces.append(part)
+            else:
+                pieces += self._pattern.findall(part)
+        if len("".join(pieces)) != len(text):
+            raise Unfit
+        return self._ids(pieces)
+
     def encode(self, text: str) -> Iterator[bytes]:
-        """Packed ids of a text that fits, in parts of about a millisecond each. Raises Unfit, perhaps amid them."""
+        """Packed ids of any text that fits, in parts of about a millisecond each. Raises Unfit, perhaps amid them."""
         for i, part in enumerate(self._cut.split(text)):
             if i % 2:
                 yield self._marks[part]
@@ -106,7 +118,7 @@ class Words:
         learnt = {piece: pack_tokens(e.ids) for piece, e in zip(new, encoded, strict=True)}
         packed = b"".join([learnt[piece] if ids is None else ids for piece, ids in zip(pieces, found, strict=True)])
         if len(self._known) + len(learnt) > MAX_WORDS:
-            self._known.clear()
+            self._known = dict(self._marks)
         self._known.update((piece, ids) for piece, ids in learnt.items() if len(piece) <= MAX_WORD_CHARS)
         return packed
 

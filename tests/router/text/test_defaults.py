@@ -33,10 +33,10 @@ def test_no_number_is_refused_by_name(tmp_path: Path, value: object) -> None:
 
 def test_what_the_client_says_wins() -> None:
     defaults = SamplingDefaults(0.6, 0.9, 20, 0.1, 1.2)
-    silent = CompletionFields(model="m", prompt="p").sampling(1, None, (), 100, defaults)
+    silent = CompletionFields(model="m", prompt="p").sampling(None, 1, None, (), 100, defaults)
     assert (silent.temperature, silent.top_p, silent.top_k, silent.min_p, silent.repetition_penalty) == (
         0.6, 0.9, 20, 0.1, 1.2,
     )  # fmt: skip
     said = CompletionFields(model="m", prompt="p", temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1)
-    loud = said.sampling(1, None, (), 100, defaults)
+    loud = said.sampling(None, 1, None, (), 100, defaults)
     assert (loud.temperature, loud.top_p, loud.top_k, loud.min_p, loud.repetition_penalty) == (0, 1, 0, 0, 1)

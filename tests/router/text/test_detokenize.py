@@ -34,8 +34,13 @@ def byte_fallback_tokenizer() -> Tokenizer:
 
 
 def pieces(texts: TokenTexts, ids: list[int]) -> list[str]:
+    """Of each token; all at once they are the same text, wherever they are cut in two."""
     detokenizer = texts.detokenizer()
-    return [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
+    found = [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
+    for cut in {0, len(ids) // 2, len(ids)}:
+        whole = texts.detokenizer()
+        assert whole.push_all(ids[:cut]) + whole.push_all(ids[cut:]) + whole.finish() == "".join(found)
+    return found
 
 
 @pytest.fixture(scope="module", params=[build_tokenizer, byte_fallback_tokenizer], ids=["byte-level", "byte-fallback"])

@@ -1,11 +1,13 @@
 """Templates render as transformers renders them, character for character."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-from services.router.text.templates import load_chat_template
+from services.router.text.templates import _OF_LOOPS, _environment, load_chat_template
 from services.router.text.tokenizer import load_model_text
 from tests.router.conftest import TEMPLATE, write_model
 from twinflow.contracts.errors import BadRequest, ModelError
@@ -129,6 +131,40 @@ def test_templates_cannot_reach_out(tmp_path):
     escape = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(BadRequest):
         load_chat_template(write_model(tmp_path, escape)).render(CHAT)
+
+
+OBJECTS = {
+    "table": {"role": "user", "items": 1, "__class__": 2, "_a": 3, "keys": None},
+    "own table": type("Table", (dict,), {"role": "its own"})(role="user"),
+    "list": [1],
+    "text": "{}",
+    "none": None,
+}
+NAMES = ("role", "items", "keys", "get", "pop", "update", "append", "__class__", "_a", "format", "missing")
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_what_a_template_sees_of_an_object_is_what_the_sandbox_shows(kind):
+    plain = ImmutableSandboxedEnvironment()
+    source = "{{ o.NAME }}|{{ o.NAME is defined }}|{{ o.NAME is callable }}"
+    for name in NAMES:
+        text = source.replace("NAME", name)
+        told = []
+        for env in (plain, _environment()):
+            try:
+                told.append(re.sub("0x[0-9a-f]+", "", env.from_string(text).render(o=OBJECTS[kind])))
+            except SecurityError as e:
+                told.append(str(e))
+        assert told[0] == told[1], name
+
+
+def test_places_in_a_loop(tmp_path):
+    places = (
+        "{% for m in messages %}" + "".join(f"{{{{ loop.{name} }}}} " for name in sorted(_OF_LOOPS)) + "{% endfor %}"
+    )
+    ours = load_chat_template(write_model(tmp_path, places)).render(CHAT)
+    assert ours == ImmutableSandboxedEnvironment().from_string(places).render(messages=CHAT)
+    assert ours.split()[:5] == ["True", "1", "0", "False", str(len(CHAT))]
 
 
 def test_what_is_missing_or_broken_is_named(tmp_path):
