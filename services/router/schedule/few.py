@@ -142,7 +142,7 @@ class _Seat:
         if not self.alone:
             healthy = [p for p, total in enumerate(self.pairs) if total < math.inf]
             order = sorted(healthy, key=lambda p: (p != self.best, self.pairs[p]))[:MAX_CANDIDATES]
-        peers = [layout.peers[p] for p in order] if order else []
+        peers = [layout.peers[p] for p in order]
         whoever = self.decode if self.is_local else peers[0]
         terms, limit = self.local or layout.locally(self)
         if not self.is_local:
@@ -151,7 +151,7 @@ class _Seat:
         return Choice(  # by place: names of so many arguments cost as much as the object
             LOCAL if self.is_local else REMOTE,
             decode.record,
-            tuple([Candidate(p.facts.record, int(p.usable)) for p in peers]) if peers else (),
+            tuple([Candidate(p.facts.record, int(p.usable)) for p in peers]),
             self.reason(),
             decode.attention_tokens,
             self.decode.held,
@@ -217,7 +217,7 @@ class _Layout:
 
     def seats(self) -> list[_Seat]:
         seats = []
-        computed = [sum(p.terms.values()) for p in self.peers] if self.peers else []
+        computed = [sum(p.terms.values()) for p in self.peers]
         for d in self._decoders:
             own, bound = self._decode_terms(d)
             paired: list[Terms] = []

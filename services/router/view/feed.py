@@ -8,9 +8,8 @@ from array import array
 from collections.abc import Iterable
 
 from services.router.view.index import HitIndex
-from services.router.view.prompt import KEY_BYTES, key_of
+from services.router.view.prompt import key_of, numbers_of
 from twinflow.contracts.events import CacheEvent, EventColumns, EventKind
-from twinflow.contracts.hashing import HASH_BYTES
 
 MAX_PENDING_EVENTS = 100_000
 MANY = 112  # events that are worth arrays
@@ -86,8 +85,8 @@ class Feed:
         if len(events) >= MANY:
             self._index.change(self.column, events)
             return
-        keys = array("Q", events.hashes)[:: HASH_BYTES // KEY_BYTES]
-        for kind, key, position in zip(events.kinds, keys, array("I", events.positions), strict=True):
+        keys, positions = numbers_of(events.hashes), array("I", events.positions)
+        for kind, key, position in zip(events.kinds, keys, positions, strict=True):
             self._change(self.column, kind, key, position)
 
     def _change(self, column: int, kind: int, key: int, position: int) -> None:
