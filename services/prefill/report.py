@@ -118,17 +118,18 @@ class Handoffs:
     def check_engine_heard(self) -> None:
         """Raises HandoffFailed while the engine's process stands still."""
         if self._front.silence.lasts:
-            raise HandoffFailed(
-                f"prefill worker {self._front.worker_id} has heard nothing from its engine process for"
-                f" {self._front.silence.silent_s:.1f} s"
-            )
+            raise self._unheard()
 
     def _engine_silence(self) -> None:
         """Readers wait for an engine that may never go on: they do better elsewhere."""
-        try:
-            self.check_engine_heard()
-        except HandoffFailed as e:
-            self.offers.fail_all(e)
+        if self._front.silence.lasts:
+            self.offers.fail_all(self._unheard())
+
+    def _unheard(self) -> HandoffFailed:
+        silent_s = self._front.silence.silent_s
+        return HandoffFailed(
+            f"prefill worker {self._front.worker_id} has heard nothing from its engine process for {silent_s:.1f} s"
+        )
 
     # ---- routers ----
 

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -123,10 +124,7 @@ async def test_a_prompt_leaves_a_prefill_worker_whose_engine_is_stopped(
     prompt = oracle.text_ids[200:900]
     want = (await asyncio.to_thread(oracle.greedy, prompt, FEW)).tokens
     async with asking(mortal, prompt, FEW) as task:
-        while (at := await asyncio.to_thread(computing, mortal)) is None:
-            assert not task.done(), task.result().text
-            await asyncio.sleep(0.01)
-        freezer.freeze(at)
+        at = await freeze_amid(mortal, task, freezer)
         answer = await asyncio.wait_for(task, 60)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["text"] == oracle.tokenizer.decode(want)
@@ -148,10 +146,7 @@ async def test_a_decode_worker_needs_nobody_to_tell_it_that_an_engine_stands_sti
         asked = asyncio.create_task(
             w["decode-0"].generate(prompt, prefill=[gone, w["prefill-0"]], salt=str(time.time()), max_tokens=FEW)
         )
-        while await asyncio.to_thread(computing, mortal) is None:
-            assert not asked.done(), asked.result()
-            await asyncio.sleep(0.01)
-        freezer.freeze("prefill-0")
+        assert await freeze_amid(mortal, asked, freezer) == "prefill-0"
         left = await asyncio.wait_for(asked, 60)
         refused = await w["decode-0"].generate(prompt, prefill=[w["prefill-0"]], salt=str(time.time()), max_tokens=FEW)
         for got in (left, refused):
@@ -160,6 +155,15 @@ async def test_a_decode_worker_needs_nobody_to_tell_it_that_an_engine_stands_sti
         assert "prefill worker prefill-0 has heard nothing from its engine process for" in refused.stats.reason
     freezer.thaw()
     await takes_hand_offs(mortal, "prefill-0", prompt[:100])
+
+
+async def freeze_amid(workers: Workers, prompt: "asyncio.Task[Any]", freezer: Freezer) -> str:
+    """Stops the engine of the prefill worker that computes this prompt."""
+    while (at := await asyncio.to_thread(computing, workers)) is None:
+        assert not prompt.done(), prompt.result()
+        await asyncio.sleep(0.01)
+    freezer.freeze(at)
+    return at
 
 
 async def takes_hand_offs(workers: Workers, name: str, prompt: list[int]) -> None:

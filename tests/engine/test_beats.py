@@ -169,7 +169,8 @@ class Ears:
     def __init__(self) -> None:
         self.now = self.said = 100.0
         self.changes: list[bool] = []
-        self.silence = EngineSilence(lambda: self.now - self.said, self.changed, lambda: self.now)
+        self.silence = EngineSilence(lambda: self.now - self.said, lambda: self.now)
+        self.silence.listeners.append(self.changed)
 
     def changed(self) -> None:
         self.changes.append(self.silence.lasts)

@@ -164,7 +164,8 @@ class Front:
         self.metrics = WorkerMetrics(self.record, lambda: self.registration.registered, self._unit_bytes)
         self.scrapes = ScrapeServer(self.metrics.render)
         self.questions = Questions(engine.send)
-        self.silence = EngineSilence(lambda: engine.unheard_s, self._engine_silence)
+        self.silence = EngineSilence(lambda: engine.unheard_s)
+        self.silence.listeners.append(self._engine_silence)
         self.routers = RouterStreams(self.record, engine.send, config.session, lambda: self.silence.silent_s)
         self._reader: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None

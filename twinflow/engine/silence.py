@@ -19,13 +19,10 @@ LOOK_S = 0.25
 class EngineSilence:
     """`silent_s` and `lasts` are as of the last `look`. Owned by the front's loop."""
 
-    def __init__(
-        self, unheard_s: Callable[[], float], changed: Callable[[], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """`unheard_s` as of `EngineClient`. `changed` is called when the silence has lasted too long, and when it is over; roles
-        add theirs to `listeners`."""
+    def __init__(self, unheard_s: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+        """`unheard_s` as of `EngineClient`. `listeners` are called when the silence has lasted too long, and when it is over."""
         self.silent_s = 0.0
-        self.listeners = [changed]
+        self.listeners: list[Callable[[], None]] = []
         self._unheard_s = unheard_s
         self._clock = clock
         self._since = -math.inf  # what lies before is excused
