@@ -8,6 +8,7 @@ import argparse
 import multiprocessing
 import os
 import signal
+import statistics
 import time
 from multiprocessing.connection import Connection
 
@@ -138,6 +139,31 @@ def rates(device: str) -> None:
     agent.close()
 
 
+def waking(device: str) -> None:
+    """A READ of one slot behind a pause, and a smaller one told so long before it."""
+    memory = allocate(ARENA, "cuda:0")
+    agent, peer = transport("sleeper", memory), Peer(device)
+    agent.connect(peer.arena)
+    slot = posts(*SHAPES[1][1:])
+    for size, ahead_s in (0, 0.0), *((size, s) for size in (4 << 10, 16 << 10, 1 << 20) for s in (1e-4, 3e-4, 3e-2)):
+        times = []
+        for _ in range(15):
+            time.sleep(0.1)
+            woken = [agent.post(peer.arena.key, [ReadRange(0, ARENA - size, size)])] if size else []
+            told = time.perf_counter()
+            while time.perf_counter() < told + ahead_s:
+                pass
+            times.append(read(agent, peer, slot))
+            while not all(agent.poll(h) for h in woken):
+                pass
+            for h in woken:
+                agent.free(h)
+        before = f"READ of {size >> 10} KiB {ahead_s * 1e3:.1f} ms before" if size else "nothing before"
+        print(f"READ of one slot after 0.1 s, {before}: {statistics.median(times) * 1e3:.3f} ms")
+    peer.end()
+    agent.close()
+
+
 def outcome(agent: NixlTransport, handles: list[int], seconds: float) -> str:
     end = time.perf_counter() + seconds
     try:
@@ -206,6 +232,7 @@ def main() -> None:
     print(torch.cuda.get_device_name())
     registering([int(g) for g in args.register_gib.split(",")])
     rates(args.peer_device)
+    waking(args.peer_device)
     failures(args.peer_device)
 
 

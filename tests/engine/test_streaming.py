@@ -11,10 +11,13 @@ from tests.engine.harness import Pair, Worker
 from tests.models.tiny import prompt
 from twinflow.contracts.hashing import TokenChain, pack_tokens, root_hash
 from twinflow.engine import base
+from twinflow.engine.pulls import Pulls
 from twinflow.engine.sequence import Phase, Sequence
 from twinflow.models.base import HybridModel
 from twinflow.transfer.intake import Phase as IntakePhase
+from twinflow.transfer.intake import Pull
 from twinflow.transfer.loopback import LoopbackNetwork, Manual
+from twinflow.transfer.thread import TransferThread
 
 NEW = 4
 BLOCKS = 12
@@ -190,3 +193,24 @@ def test_after_the_last_chunk_only_that_chunk_and_a_slot_remain(tight: Tight) ->
     left = 7 * layout.block_bytes + layout.slot_bytes - intake.moved.bytes
     assert left <= 2 * layout.block_bytes + layout.slot_bytes, "the last chunk is 64 tokens"
     tight.settle(lambda: not tight.pair.open)
+
+
+def test_the_way_of_reads_is_woken_before_they_are_planned(model: HybridModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each announcement: what a pull is made of takes a moment to find out, and a sleeping device one to wake."""
+    told: list[object] = []
+    plan = Pulls._pull
+
+    def planned(pulls: Pulls, sequence: Sequence, action: Pull) -> list[base.Notice]:
+        told.append("planned")
+        return plan(pulls, sequence, action)
+
+    monkeypatch.setattr(TransferThread, "wake", lambda thread, key: told.append(key))
+    monkeypatch.setattr(Pulls, "_pull", planned)
+    pair = Pair.build(model, chunk_tokens=64, step_tokens=64)
+    pair.decode.local(prompt(1, 100))
+    assert not told, "nothing is read"
+    pair.remote(prompt(2, 150))
+    key = pair.prefill.peer.key
+    assert told.count(key) == 3, "two full blocks, each with its chunk, then the tail with the slot"
+    assert told[0] == key and told[-2:] == [key, "planned"]
+    pair.close()

@@ -106,6 +106,32 @@ def by_age(r: Reader, clock: Clock) -> None:
     r.turn()
 
 
+def test_only_a_way_that_may_sleep_and_will_be_used_is_woken(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[tuple[str, str]] = []
+    monkeypatch.setattr(LoopbackTransport, "wake", lambda self, key: woken.append((self.agent_name, key[0])))
+    r = Reader()
+    p, q = r.arenas["p"].key, r.arenas["q"].key
+    r.g.wake(("nobody", "1", 1))
+    assert not woken
+    r.g.wake(p)
+    assert woken == [("d/1/1", "p")]
+    r.pull("a", "q", 32)
+    r.g.wake(p)
+    assert len(woken) == 1, "a read is out: nothing sleeps"
+    r.done(0)
+    r.g.wake(q)
+    assert woken[1:] == [("d/1/1", "q")]
+    r.g.disconnect(q)
+    r.g.wake(q)
+    assert r.g.renew("for this test")
+    r.g.wake(p)
+    assert len(woken) == 2, "neither one that leaves nor one that this generation has not met"
+    r.pull("b", "p", 32)
+    r.done(1)
+    r.g.wake(p)
+    assert woken[2:] == [("d/1/2", "p")]
+
+
 @pytest.mark.parametrize("trigger", [by_bytes, by_age])
 def test_a_bound_opens_a_generation_and_closing_the_old_one_frees(
     clock: Clock, trigger: Callable[[Reader, Clock], None]

@@ -17,6 +17,7 @@ import torch
 
 from tests.transfer.nixl_peer import BLOCK_BYTES, SLOT_BYTES, SLOTS, pattern, serve
 from twinflow.cache.arena import ArenaGeometry
+from twinflow.transfer import nixl
 from twinflow.transfer.base import PeerArena, ReadRange, TransferError
 from twinflow.transfer.nixl import NixlTransport, agent_name
 from twinflow.transfer.paths import refuse_tcp
@@ -255,3 +256,54 @@ def test_an_agent_that_somebody_still_refers_to_is_not_gone(peer: Peer) -> None:
     del held
     transport.close()
     transport.close()
+
+
+def test_a_way_is_woken_by_a_read_that_nobody_waits_for(
+    peer: Peer, path: tuple[str | None, str], reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the first read and a pause, once at a time, into memory of its own; reads and ends go on as without it."""
+    transport, key = reader.transport, peer.arena.key
+    monkeypatch.setattr(nixl, "WAKE_PATH", path[1].removeprefix("ucx/"))
+    monkeypatch.setattr(nixl, "AWAKE_S", 0.0)
+    reader.thread.connect(peer.arena)
+
+    def wake() -> object:
+        """The reads that wake, once the thread has seen the command."""
+        reader.thread.wake(key)
+        reader.thread.pull("none", ("nobody", "i", 1), [])
+        assert reader.events.get(timeout=20).pull_id == "none"
+        return transport._peers[key].waking
+
+    assert wake() is None, "which path reads take is not known before the first one"
+    assert reader.pull("r/1", peer.arena, plan_pull(GEOMETRY, peer.arena, [(1, 1)], [])).ok
+    before = reader.storage.clone()
+    peer.pause()
+    first = wake()
+    assert first is not None
+    assert path[0] is None or wake() is first, "over TCP it waits for its peer, and no second one is told"
+    os.kill(peer.process.pid or 0, signal.SIGCONT)
+    deadline = time.monotonic() + 20
+    while wake() is first:
+        assert time.monotonic() < deadline
+    assert torch.equal(reader.storage, before)
+    monkeypatch.setattr(nixl, "AWAKE_S", 1e9)
+    last = wake()
+    assert wake() is last, "nothing sleeps so soon"
+    assert reader.pull("r/2", peer.arena, plan_pull(GEOMETRY, peer.arena, [(5, 7)], [(1, 2)])).ok
+    check(reader, peer, [(1, 1), (5, 7)], [(1, 2)])
+    reader.thread.disconnect(key)
+    assert not reader.pull("r/3", peer.arena, plan_pull(GEOMETRY, peer.arena, [(2, 2)], [])).ok
+    reader.thread.close()  # the agent is gone: no reference to one of these reads is left
+
+
+def test_a_waking_read_that_cannot_be_told_is_forgotten(
+    peer: Peer, path: tuple[str | None, str], reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl, "WAKE_PATH", path[1].removeprefix("ucx/"))
+    monkeypatch.setattr(nixl, "AWAKE_S", 0.0)
+    reader.thread.connect(peer.arena)
+    assert reader.pull("r/1", peer.arena, plan_pull(GEOMETRY, peer.arena, [(1, 1)], [])).ok
+    known = reader.transport._peers[peer.arena.key]
+    known.arena = dataclasses.replace(known.arena, agent_name="somebody else")
+    reader.transport.wake(peer.arena.key)
+    assert known.waking is None

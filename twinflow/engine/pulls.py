@@ -81,12 +81,14 @@ class Pulls:
 
     def announced(self, sequence: Sequence, message: base.BlocksAnnounced) -> list[Notice]:
         assert sequence.intake is not None
+        self._wake(sequence)
         actions = sequence.intake.announced(message.first_index, message.blocks, message.checksums)
         return self._execute(sequence, actions)
 
     def finished(self, sequence: Sequence, message: base.PrefillFinished) -> list[Notice]:
         assert sequence.intake is not None
         sequence.intake.moved.finished = time.monotonic()
+        self._wake(sequence)
         theirs = message.stats
         sequence.stats = replace(
             sequence.stats,
@@ -192,6 +194,11 @@ class Pulls:
                     kind = Incompatible if refused else HandoffFailed
                     raise kind(f"hand-off from {self._peer_name(sequence)} failed ({reason.value}): {message}")
         return notices
+
+    def _wake(self, sequence: Sequence) -> None:
+        """There is something to read, and what is read of it takes a moment to find out."""
+        if self.transfer is not None and sequence.peer is not None:
+            self.transfer.wake(sequence.peer.key)
 
     def _pull(self, sequence: Sequence, pull: intake.Pull) -> list[Notice]:
         assert self.transfer is not None and sequence.peer is not None and sequence.intake is not None

@@ -125,6 +125,11 @@ class Transport(Protocol):
         """Forgets a peer; idempotent. Posted reads may still run."""
         ...
 
+    def wake(self, key: PeerKey) -> None:
+        """READs from that peer are about to come, after a pause: whatever sleeps on their way may be woken. A hint that costs
+        little and never raises."""
+        ...
+
     def post(self, key: PeerKey, ranges: list[ReadRange]) -> int:
         """Starts one READ over all `ranges` (at most MAX_POST_BYTES together); returns a handle. Raises TransferError,
         then nothing was started."""

@@ -156,6 +156,12 @@ class Generation:
                 self._settle(pull)
             self._leave(key, peer)
 
+    def wake(self, key: PeerKey) -> None:
+        """A pull from that peer is about to come. Where reads are out nothing sleeps."""
+        peer = self._peers.get(key)
+        if peer is not None and not (peer.error or peer.refused or peer.leaving or self.reading):
+            self.transport.wake(key)
+
     def pull(self, pull: Pull) -> None:
         """Takes it over; fails it at once where the peer cannot be read."""
         self._pulls[pull.pull_id] = pull

@@ -97,6 +97,9 @@ class Generations:
         for generation in self.live:
             generation.disconnect(key)
 
+    def wake(self, key: PeerKey) -> None:
+        self.current.wake(key)
+
     def pull(self, pull: Pull) -> None:
         arena = self._known.get(pull.key)
         if arena is not None and not self.current.knows(pull.key):

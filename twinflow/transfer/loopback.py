@@ -169,6 +169,9 @@ class LoopbackTransport:
     def disconnect(self, key: PeerKey) -> None:
         self._peers.pop(key, None)
 
+    def wake(self, key: PeerKey) -> None:
+        """Nothing sleeps here."""
+
     def post(self, key: PeerKey, ranges: Sequence[ReadRange]) -> int:
         peer = self._peers.get(key)
         if peer is None:

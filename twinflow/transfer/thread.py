@@ -86,6 +86,10 @@ class TransferThread:
         """Forgets a peer as soon as nothing is in flight; pulls not yet posted fail."""
         self._do(lambda: self._generations.disconnect(key))
 
+    def wake(self, key: PeerKey) -> None:
+        """A pull from that peer is about to come: the way of its READs is made ready meanwhile."""
+        self._do(lambda: self._generations.wake(key))
+
     def pull(self, pull_id: str, key: PeerKey, ranges: Sequence[ReadRange]) -> None:
         """Reads `ranges` from a connected peer. `pull_id` is unique for ever. The destinations are pinned until the event."""
         pull = make_pull(pull_id, key, split_posts(ranges, self._max_post_bytes))
