@@ -1,7 +1,7 @@
 """What the router itself costs: added time to the first token, CPU per token and per answer, memory, start-up.
 
     python -m benchmarks.router_load [--measures ttft,paced,whole,streams,memory,start] [--processes N]
-        [--beside nginx,haproxy,sglang-router,vllm-router --peer-python PYTHON]
+        [--beside nginx,haproxy,sglang-router,vllm-router,production-stack --peer-python PYTHON]
 
 Load and simulated workers share core 0, the router has core 1 (all others with `--processes`). Workers answer at once, so the
 whole time to the first token is added by the router, but for what the simulated worker itself needs (hashes, cache events; told
@@ -304,7 +304,7 @@ def start(cores: Sequence[int]) -> None:
     told = "import sys, services.router.main; print(len(sys.modules), sorted({'torch', 'nixl'} & set(sys.modules)))"
     modules = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout.strip()
     print(
-        f"{'twinflow':<16}{'start until ready':<30}{statistics.median(times):.2f} s; modules, of them heavy: {modules}"
+        f"{'twinflow':<18}{'start until ready':<30}{statistics.median(times):.2f} s; modules, of them heavy: {modules}"
     )
 
 
@@ -319,7 +319,7 @@ async def tokenising(text: ModelText, chars: int) -> str:
 
 
 def line(target: Target, what: str, told: str) -> None:
-    print(f"{target.name:<16}{what:<30}{told}", flush=True)
+    print(f"{target.name:<18}{what:<30}{told}", flush=True)
 
 
 async def measure(target: Target, names: Sequence[str], long_chars: int, args: argparse.Namespace) -> None:

@@ -1,12 +1,14 @@
 """Other routers, and simulated HTTP workers behind them, for `router_load`.
 
 They pass text through: templates and tokens are the engine's work there, so the workers get the client's body and answer with
-ready-made events. The commands assume nginx, haproxy, `sglang-router` and `vllm-router` as their packages install them.
+ready-made events. The commands assume nginx, haproxy, `sglang-router` and `vllm-router` as their packages install them; the
+production stack (Python) runs from its source folder, which PYTHONPATH names, since its module is called as vllm-router's.
 """
 
 import asyncio
 import json
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from typing import cast
 
 PORT = 8050
 WORKER_PORTS = (9051, 9052)
+MODEL = "twinflow-tiny"
 
 _NGINX = """worker_processes 1; daemon off; pid {folder}/pid; error_log stderr warn;
 events {{ worker_connections 8192; }}
@@ -64,13 +67,37 @@ def command(name: str, python: str, folder: Path) -> list[str]:
         return [python, "-m", "sglang_router.launch_router", *bind, "--worker-urls", *urls, "--log-level", "warn"]
     if name == "vllm-router":
         return [python, "-m", "vllm_router.launch_router", *bind, "--worker-urls", *urls, "--log-level", "warning"]
-    raise ValueError(f"unknown peer {name!r} (known: nginx, haproxy, sglang-router, vllm-router)")
+    if name == "production-stack":
+        found = [
+            "--service-discovery",
+            "static",
+            "--static-backends",
+            ",".join(urls),
+            "--static-models",
+            f"{MODEL},{MODEL}",
+        ]
+        return [
+            python,
+            "-m",
+            "vllm_router.app",
+            *bind[:4],
+            *found,
+            "--routing-logic",
+            "prefixaware",
+            "--log-level",
+            "warning",
+        ]
+    raise ValueError(f"unknown peer {name!r} (known: nginx, haproxy, sglang-router, vllm-router, production-stack)")
 
 
 class Peer:
     """A running one with two workers; `stop` in the end. The router runs on `router_core`, the workers on `load_core`."""
 
     def __init__(self, name: str, python: str, load_core: int, router_core: int) -> None:
+        for port in (PORT, *WORKER_PORTS):  # what an earlier run has left would be measured in its place
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    raise RuntimeError(f"port {port} is taken: end what listens there")
         self._folder = tempfile.TemporaryDirectory()
         self._log = (Path(self._folder.name) / "log").open("w")
         module = [sys.executable, "-m", "benchmarks.router_peers"]
@@ -112,7 +139,7 @@ def _until_up(port: int, within_s: float = 60.0) -> None:
 # ---- the worker ----
 
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.I)
-_TOKENS = re.compile(rb'"max_tokens"\s*:\s*(\d+)')
+_TOKENS = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d+)')  # a router may send the newer name for the older one
 _DELAY = re.compile(rb'"seed"\s*:\s*(\d+)')
 
 
@@ -122,7 +149,7 @@ def _chunk(data: bytes) -> bytes:
 
 def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    body = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "twinflow-tiny", "choices": [choice]}
+    body = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": [choice]}
     return _chunk(b"data: " + json.dumps(body).encode() + b"\n\n")
 
 
@@ -135,16 +162,16 @@ def _whole(body: object) -> bytes:
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _TOKEN = _event({"content": " token"})
 _LAST = _event({}, "stop") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-_MODELS = {"object": "list", "data": [{"id": "twinflow-tiny", "object": "model", "created": 1, "owned_by": "x"}]}
+_MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 1, "owned_by": "x"}]}
 _INFO = {
-    "model_path": "twinflow-tiny",
+    "model_path": MODEL,
     "is_generation": True,
-    "served_model_name": "twinflow-tiny",
+    "served_model_name": MODEL,
     "tp_size": 1,
     "dp_size": 1,
 }
 _MESSAGE = {"role": "assistant", "content": "eight tokens of text, as it is said"}
-_ANSWER = {"id": "c", "object": "chat.completion", "created": 1, "model": "twinflow-tiny",
+_ANSWER = {"id": "c", "object": "chat.completion", "created": 1, "model": MODEL,
            "choices": [{"index": 0, "message": _MESSAGE, "finish_reason": "stop"}],
            "usage": {"prompt_tokens": 1, "completion_tokens": 8, "total_tokens": 9}}  # fmt: skip
 
