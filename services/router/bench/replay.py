@@ -223,6 +223,7 @@ class _Taker:
 
     def __init__(self, replay: Replay, asked: Asked, session: Sequence[Asked], index: int) -> None:
         self.stats: RequestStats | None = None
+        self.begun = True  # nobody waits in virtual time
         self._replay, self._asked, self._session, self._index = replay, asked, session, index
 
     def put_token(self, token_id: int) -> None:

@@ -30,7 +30,9 @@ from twinflow.rpc.v1 import engine_pb2_grpc as rpc
 log = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 2.0  # between dials
-EVENTS_WAIT_S = 0.002  # so that tokens of the same message are out by then: those of a long prompt take a millisecond
+VIEW_WAIT_S = (
+    0.002  # so that tokens of the same message are out by then: the events of a long prompt take a millisecond
+)
 
 Out = Outbox[pb.RouterMessage]
 Messages = AsyncIterator[pb.WorkerMessage]
@@ -163,4 +165,4 @@ class WorkerLink:
 
 
 def _soon(work: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(EVENTS_WAIT_S, work)
+    asyncio.get_running_loop().call_later(VIEW_WAIT_S, work)

@@ -14,13 +14,14 @@ from twinflow.rpc.v1 import engine_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-FEW_EVENTS = 32  # of a step: to come back for so few costs more than it spares
+FEW_EVENTS = 32  # of a step nobody waits for: to come back for so few costs more than it spares
 
 
 class Taker(Protocol):
     """One request, as far as a worker's reports go."""
 
     stats: RequestStats | None
+    begun: bool  # a token came
 
     def put(self, samples: Sequence[Sample]) -> None:
         """Tokens; the last one has `finish`."""
@@ -48,10 +49,11 @@ class Reports:
         later: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
         """`resync` asks the worker for all of its cache contents; without `events` they are not followed. `later` calls what it
-        is given, soon: a first token does not wait for the hundreds that were stored with it."""
+        is given, soon: a first token does not wait until the view has its worker's load, and the hundreds of blocks that were
+        stored with it."""
         self._events = events
         self._later = later
-        self._waiting: list[pb.StepReport] = []  # whose events are to be followed, in order
+        self._waiting: list[pb.StepReport] = []  # that the view does not know yet, in order
         self._passed_over = False  # some were, as was told
         self._record = record
         self._view = view
@@ -73,15 +75,18 @@ class Reports:
         ids, token_ids, find = step.token_requests, step.token_ids, self._takers.get
         if len(ids) != len(token_ids):
             raise BadRequest(f"a step has {len(token_ids)} tokens for {len(ids)} requests")
+        first = False  # a token that somebody waits for
         if ids:  # an empty list of protobuf is slow to walk
             for id, token_id in zip(ids, token_ids, strict=True):  # nearly all
                 taker = find(id)
                 if taker is not None:
+                    first = first or not taker.begun
                     taker.put_token(token_id)
         for output in step.outputs or ():
             taker = find(output.id)
             if taker is None:  # cancelled meanwhile
                 continue
+            first = first or not taker.begun
             samples = output.samples
             if len(samples) == 1:
                 sample = samples[0]
@@ -93,24 +98,28 @@ class Reports:
             taker.put(convert.samples_from_pb(samples))
             if output.HasField("error"):
                 taker.fail(convert.error_from_pb(output.error))
-        if step.HasField("load"):
-            self._view.set_load(self._record.key, convert.load_from_pb(step.load))
-        if self._events and (step.HasField("event_columns") or step.events):
+        if self._waiting or first or len(step.event_columns.kinds or step.events) > FEW_EVENTS:
             self._waiting.append(step)
             if len(self._waiting) == 1:
-                if len(step.event_columns.kinds or step.events) > FEW_EVENTS:
-                    self._later(self.catch_up)
-                else:
-                    self.catch_up()
+                self._later(self.catch_up)
+        else:
+            self._tell(step)
 
     def catch_up(self) -> None:
-        """The view follows all events that have come."""
-        key, waiting = self._record.key, self._waiting
-        self._waiting = []
+        """The view follows all that has come."""
+        waiting, self._waiting = self._waiting, []
         for step in waiting:
-            if self._follow(step, lambda events: self._view.apply(key, events)):
-                log.info("cache events of worker %s have a gap: asking for a snapshot", self._record.id)
-                self._resync()
+            self._tell(step)
+
+    def _tell(self, step: pb.StepReport) -> None:
+        """The view, of what a step says of its worker."""
+        key = self._record.key
+        if step.HasField("load"):
+            self._view.set_load(key, convert.load_from_pb(step.load))
+        told = self._events and (step.HasField("event_columns") or step.events)
+        if told and self._follow(step, lambda events: self._view.apply(key, events)):
+            log.info("cache events of worker %s have a gap: asking for a snapshot", self._record.id)
+            self._resync()
 
     def _on_snapshot(self, snapshot: pb.Snapshot) -> None:
         self.catch_up()

@@ -90,6 +90,7 @@ class ChatAnswer:
         self._outcomes = [Outcome(prompt_tokens=chat.prompt_tokens) for _ in range(fields.n)]
         self._parsers = [api.text.parser(chat.text, chat.tools) for _ in range(fields.n)]
         self._streams: dict[int, tuple[Deltas, EventFrame]] = {}  # of each choice that has begun
+        self._frame_of: EventFrame | None = None  # the first choice's
         self._with_stats = with_stats
         self._head: dict[str, Any] = {"id": id, "created": int(time.time()), "model": fields.model}
 
@@ -152,9 +153,14 @@ class ChatAnswer:
         return event({**self._chunk_head(), "choices": [choice]} | (self._stats() if with_stats else {}))
 
     def _frame(self, index: int) -> EventFrame:
-        """Of chunks that say nothing but text: almost all."""
+        """Of chunks that say nothing but text: almost all. The lane's is the first choice's."""
+        if index == 0 and self._frame_of is not None:
+            return self._frame_of
         choice = {"index": index, "delta": {"content": EventFrame.PLACE}, "logprobs": None, "finish_reason": None}
-        return EventFrame({**self._chunk_head(), "choices": [choice]})
+        frame = EventFrame({**self._chunk_head(), "choices": [choice]})
+        if index == 0:
+            self._frame_of = frame
+        return frame
 
     def _chunk_head(self) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk"}

@@ -37,14 +37,33 @@ class Client:
         size = len(data)
         self._cycle.transport.write(b"".join((SIZES[size] if size < len(SIZES) else b"%x\r\n" % size, data, b"\r\n")))
 
+    def may_begin(self) -> bool:
+        """Nothing of the answer is out, and what was written before it is not too much unread."""
+        cycle = self._cycle
+        return not (self.left or cycle.disconnected or cycle.flow.write_paused or cycle.response_started)
+
+    def begin(self, headers: Iterable[tuple[bytes, bytes]], data: bytes) -> None:
+        """An answer of status 200 in chunks, the first one with its headers in one write; none yet where `data` is empty. Only
+        while it `may_begin`; the headers must be clean."""
+        cycle = self._cycle
+        parts = self._head(headers)
+        parts.append(
+            b"transfer-encoding: chunked\r\n\r\n"
+            if cycle.keep_alive
+            else b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        if data:
+            parts += (b"%x\r\n" % len(data), data, b"\r\n")
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
+        cycle.transport.write(b"".join(parts))
+
     def respond(self, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """A whole answer of status 200, in one write. Nothing may have been sent; the headers must be clean."""
         cycle = self._cycle
         if cycle.disconnected:
             return
-        parts = [STATUS_LINE[200]]
-        for name, value in (*cycle.default_headers, *headers):
-            parts += (name, b": ", value, b"\r\n")
+        parts = self._head(headers)
         parts.append(b"content-length: %d\r\n" % len(body))
         parts.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
         parts.append(body)
@@ -54,6 +73,12 @@ class Client:
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+
+    def _head(self, headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+        parts = [STATUS_LINE[200]]
+        for name, value in (*self._cycle.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        return parts
 
     def whole_body(self) -> bytes | None:
         """The request's, None while it is not all here."""

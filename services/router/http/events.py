@@ -7,7 +7,7 @@ after the keep-alive time, the stream begins with a comment instead.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, TypeVar
@@ -27,6 +27,11 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+STREAM_HEADERS = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+]
 Events = AsyncGenerator[bytes, None]
 
 
@@ -119,32 +124,31 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-class _Bell:
-    """Wakes the one task that waits for it, in the moment in which another task is done: `asyncio.wait` takes a turn of the loop
-    more, in which others have theirs."""
+class _Opening:
+    """Of a stream whose first event is waited for: after the keep-alive time the client gets headers and comments meanwhile."""
 
-    def __init__(self) -> None:
-        self._rung: asyncio.Future[None] | None = None
+    def __init__(
+        self, client: Client, limits: StreamLimits, headers: Callable[[], dict[str, str]], held: Callable[[], bool]
+    ) -> None:
+        self.begun = False
+        self._client = client
+        self._headers = headers
+        self._held = held
+        self._pause_s = limits.keep_alive_s
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._pause_s, self._ring)
 
-    async def after(self, events: Events) -> bytes:
-        """The next event; rings whatever comes of it."""
-        try:
-            return await anext(events)
-        finally:
-            self.ring()
+    def end(self) -> None:
+        self._timer.cancel()
 
-    def ring(self, _: object = None) -> None:
-        if self._rung is not None and not self._rung.done():
-            self._rung.set_result(None)
-
-    async def wait(self, most_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._rung = loop.create_future()
-        timer = loop.call_later(most_s, self.ring)
-        try:
-            await self._rung
-        finally:
-            timer.cancel()
+    def _ring(self) -> None:
+        if self.begun:
+            if self._client.free():
+                self._client.write_chunk(KEEP_ALIVE)
+        elif not self._held() and self._client.may_begin():
+            self.begun = True
+            self._client.begin(stream_headers(self._headers()), KEEP_ALIVE)
+        self._timer = self._loop.call_later(self._pause_s, self._ring)
 
 
 async def open_events(
@@ -156,29 +160,71 @@ async def open_events(
     lane: Lane | None = None,
 ) -> Response:
     """Raises what the events raise before their first one. `headers` are asked for when the stream opens; it does not while the
-    request is `held`, so that being shed has its own status however long it took. `lane`: opened once the first event is out."""
-    client, bell = client_of(request.scope), _Bell()
-    first = asyncio.ensure_future(bell.after(events))
-    left = asyncio.ensure_future(gone(request.receive)) if client is None else None
-    if left is not None:
-        left.add_done_callback(bell.ring)
+    request is `held`, so that being shed has its own status however long it took. `lane`: opened once the first event is out.
+
+    The task that asks takes the first event itself: another one would cost two turns of the loop, in which others have theirs."""
+    client = client_of(request.scope)
+    if client is None:
+        return await _open_through_asgi(request, events, limits, headers, held)
+    opening, opened = _Opening(client, limits, headers, held), False
+    try:
+        try:
+            async with client.cancels():
+                first = await anext(events, b"")
+        except Exception as e:
+            if not opening.begun or client.left:
+                raise
+            first = failure(e)
+        opened = True
+        return EventStream(first, None, events, limits, headers() if not opening.begun else None, lane)
+    finally:
+        opening.end()
+        if not opened:
+            await events.aclose()
+
+
+async def _open_through_asgi(
+    request: Request,
+    events: Events,
+    limits: StreamLimits,
+    headers: Callable[[], dict[str, str]],
+    held: Callable[[], bool],
+) -> Response:
+    """Where the server is another one: tasks that wait for the event and for the client's leave."""
+    first, left = asyncio.ensure_future(_next(events)), asyncio.ensure_future(gone(request.receive))
     opened = False
     try:
-        async with client.cancels() if client is not None else nullcontext():
-            while not first.done() and (left is None or not left.done()):
-                await bell.wait(limits.keep_alive_s)
-                if not held():
-                    break
-        if left is not None and left.done() and not first.done():
+        while not first.done() and not left.done():
+            await asyncio.wait({first, left}, timeout=limits.keep_alive_s, return_when=asyncio.FIRST_COMPLETED)
+            if not held():
+                break
+        if left.done() and not first.done():
             raise Cancelled("the client left")
         if first.done():
             first.result()
         opened = True
-        return EventStream(first, left, events, limits, headers(), lane)
+        return EventStream(first, left, events, limits, headers())
     finally:
         if not opened:
-            await cancel_all(first, *([left] if left is not None else []))
+            await cancel_all(first, left)
             await events.aclose()
+
+
+async def _next(events: Events) -> bytes:
+    """b"" where there is none."""
+    return await anext(events, b"")
+
+
+def failure(error: Exception) -> bytes:
+    """The last event of a stream that cannot go on: it never ends silently."""
+    if not isinstance(error, TwinflowError):
+        log.error("a stream failed", exc_info=error)
+        error = Internal("internal error; the router's log has the details")
+    return event(error_body(error))
+
+
+def stream_headers(told: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return STREAM_HEADERS + [(name.encode("latin-1"), value.encode("latin-1")) for name, value in told.items()]
 
 
 class Whole(Response):
@@ -207,14 +253,15 @@ class EventStream(Response):
 
     def __init__(
         self,
-        first: asyncio.Future[bytes],
+        first: bytes | asyncio.Future[bytes],
         left: asyncio.Future[None] | None,
         events: Events,
         limits: StreamLimits,
-        headers: dict[str, str],
+        headers: dict[str, str] | None,
         lane: Lane | None = None,
     ) -> None:
-        """`left`: of the client, None where the scope has it."""
+        """`first`: event, b"" where there is none. `left`: of the client, None where the scope has it. `headers`: None where they
+        are out."""
         self.status_code = 200
         self.background = None
         self._first = first
@@ -222,7 +269,7 @@ class EventStream(Response):
         self._events = events
         self._limits = limits
         self._lane = lane
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        self._told = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = client_of(scope)
@@ -241,14 +288,14 @@ class EventStream(Response):
             finally:
                 await cancel_all(writing, self._left)
         finally:
-            await cancel_all(self._first)
+            if isinstance(self._first, asyncio.Future):
+                await cancel_all(self._first)
             await self._events.aclose()
 
     async def _write(self, send: Send, client: Client | None) -> None:
         out = _Writer(send, self._limits, client)
         try:
-            await out.start(self.raw_headers)
-            await out.write(await self._first)
+            await self._begin(out, client)
             if self._lane is not None and client is not None:
                 self._lane.open(out)
             async for data in self._events:
@@ -260,18 +307,25 @@ class EventStream(Response):
             if client is not None:
                 client.uncancel()
             log.warning("dropped a client that did not read for %s s", self._limits.slow_client_s)
-        except StopAsyncIteration:  # no event at all
-            await out.end()
-        except Exception as e:  # the edge: a stream never ends silently
-            if not isinstance(e, TwinflowError):
-                log.exception("a stream failed")
-                e = Internal("internal error; the router's log has the details")
-            await out.write(event(error_body(e)))
+        except Exception as e:  # the edge
+            await out.write(failure(e))
             await out.end()
         finally:
             if self._lane is not None:
                 self._lane.open(None)
             await out.close()
+
+    async def _begin(self, out: "_Writer", client: Client | None) -> None:
+        """Headers and first event, in one write where nothing is in the way."""
+        if self._told is not None:
+            told = stream_headers(self._told)
+            if client is not None and isinstance(self._first, bytes) and client.may_begin():
+                client.begin(told, self._first)
+                return
+            await out.start(told)
+        first = self._first if isinstance(self._first, bytes) else await self._first
+        if first:
+            await out.write(first)
 
 
 class _Writer:

@@ -167,6 +167,7 @@ async def test_a_worker_whose_hello_is_no_message_is_dialled_again(caplog):
 class Taker:
     def __init__(self) -> None:
         self.stats: RequestStats | None = None
+        self.begun = True
         self.got: list[int] = []
 
     def put(self, samples: Sequence[Sample]) -> None:

@@ -1,4 +1,4 @@
-"""Tokens do not wait for the cache events of their message."""
+"""Tokens do not wait until the view knows what else their message says."""
 
 from collections.abc import Callable
 
@@ -45,8 +45,8 @@ class Router:
     def _resync(self) -> None:
         self.resyncs += 1
 
-    def step(self, told: list[pb.CacheEvent], token: int) -> None:
-        step = pb.StepReport(token_requests=["a"], token_ids=[token])
+    def step(self, told: list[pb.CacheEvent], token: int, load: pb.Load | None = None) -> None:
+        step = pb.StepReport(token_requests=["a"], token_ids=[token], load=load)
         if self.columns:
             step.event_columns.CopyFrom(convert.event_columns_to_pb(EventColumns.of(convert.events_from_pb(told))))
         else:
@@ -76,6 +76,25 @@ def test_few_events_come_at_once_unless_others_wait(columns):
     r = Router(columns)
     r.step(events(1, (STORED, 0)), 7)
     assert r.reach() == BLOCK and not r.waiting
+
+
+def test_somebody_who_waits_for_a_first_token_has_it_before_the_view_has_the_rest():
+    r = Router()
+
+    def running() -> int:
+        return r.view.snapshot(PromptKeys(pack_tokens(IDS))).workers[0].record.load.running
+
+    r.taker.begun = False
+    r.step(events(1, (STORED, 0)), 7, pb.Load(running=3))
+    assert r.taker.got == [7] and (r.reach(), running()) == (0, 0)
+    r.taker.begun = True
+    r.step([], 8, pb.Load(running=4))
+    assert running() == 0, "in order"
+    assert len(r.waiting) == 1  # for both
+    r.waiting.pop()()
+    assert (r.reach(), running()) == (BLOCK, 4)
+    r.step([], 9, pb.Load(running=5))
+    assert running() == 5 and not r.waiting
 
 
 def test_a_snapshot_comes_after_the_events_before_it():

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from services.router.dispatch.stream import RequestStream
+from services.router.http.client import CLIENT, Client
 from services.router.http.events import Lane, StreamLimits, open_events
 from tests.router.conftest import running, until
 from tests.router.fake_worker import FakeWorker
+from twinflow.contracts.errors import NoCapacity
 from twinflow.contracts.requests import FinishReason, Sample
 
 TEXT = "naïve 😀 and 日本語, 👩‍👩‍👧 ok? " * 4
@@ -130,25 +132,97 @@ async def test_only_a_taker_that_waits_is_passed_by():
     assert taken == [2, 3, 5] and [s.token_id for s in batch.samples] == [6] and batch.last
 
 
-async def test_an_answer_begins_in_the_turn_after_its_first_event():
-    """Every turn of a busy loop takes milliseconds."""
-    ready, sent = asyncio.Event(), list[dict[str, Any]]()
+class Cycle(SimpleNamespace):
+    """As much of uvicorn's as a `Client` uses."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        transport = SimpleNamespace(write=self.written.extend)
+        super().__init__(
+            transport=transport, flow=SimpleNamespace(write_paused=False), default_headers=[(b"date", b"now")], keep_alive=True,
+            disconnected=False, response_started=False, response_complete=False, chunked_encoding=None,
+        )  # fmt: skip
+
+    def take(self) -> bytes:
+        taken = bytes(self.written)
+        self.written.clear()
+        return taken
+
+
+async def opened(
+    events: AsyncGenerator[bytes, None], limits: StreamLimits, cycle: Cycle, **more: Any
+) -> list[dict[str, Any]]:
+    """What goes through ASGI behind the beginning."""
+    sent = list[dict[str, Any]]()
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {CLIENT: Client(cycle, set())}  # type: ignore[arg-type]
+    request = SimpleNamespace(scope=scope, receive=None)
+    answer = await open_events(request, events, limits, lambda: {"x-request-id": "r"}, **more)  # type: ignore[arg-type]
+    await answer(scope, None, send)  # type: ignore[arg-type]
+    return sent
+
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ndate: now\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+    b"content-type: text/event-stream; charset=utf-8\r\nx-request-id: r\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+async def test_an_answer_begins_in_the_turn_of_its_first_event():
+    """With headers and event in one write. Every turn of a busy loop takes milliseconds."""
+    ready, cycle = asyncio.Event(), Cycle()
 
     async def told() -> AsyncGenerator[bytes, None]:
         await ready.wait()
         yield b"data: 1\n\n"
 
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    request = SimpleNamespace(scope={}, receive=asyncio.Event().wait)
-    opening = asyncio.ensure_future(open_events(request, told(), StreamLimits(60, 60), dict))
+    opening = asyncio.ensure_future(opened(told(), StreamLimits(60, 60), cycle))
     for _ in range(5):
         await asyncio.sleep(0)
+    assert not cycle.written
     ready.set()
-    await asyncio.sleep(0)  # the event is there
-    assert not opening.done()
     await asyncio.sleep(0)
-    assert opening.done()
-    await opening.result()({}, request.receive, send)
-    assert [m.get("body") for m in sent] == [None, b"data: 1\n\n", b""]
+    assert cycle.take() == HEAD + b"9\r\ndata: 1\n\n\r\n"
+    assert [m.get("body") for m in await opening] == [b""]
+
+
+@pytest.mark.parametrize("way", ["goes on", "fails", "breaks"])
+async def test_a_client_that_waits_for_its_first_event_gets_comments(way):
+    ready, cycle = asyncio.Event(), Cycle()
+    held = True
+
+    async def told() -> AsyncGenerator[bytes, None]:
+        await ready.wait()
+        if way == "fails":
+            raise NoCapacity("nobody is left")
+        if way == "breaks":
+            raise KeyError("a bug")
+        yield b"data: 1\n\n"
+
+    opening = asyncio.ensure_future(opened(told(), StreamLimits(0.01, 60), cycle, held=lambda: held))
+    await asyncio.sleep(0.05)
+    assert not cycle.written, "one that may still be shed has no status yet"
+    held = False
+    await until(lambda: bytes(cycle.written).count(b": keep-alive") >= 3)
+    assert bytes(cycle.written).startswith(HEAD + b"e\r\n: keep-alive\n\n\r\n" * 2)
+    ready.set()
+    first, *rest = [
+        m["body"] for m in await opening if m["type"] == "http.response.body" and m["body"] != b": keep-alive\n\n"
+    ]
+    wanted = {"goes on": b"data: 1", "fails": b"nobody is left", "breaks": b"internal error"}
+    assert wanted[way] in first and rest == [b""]
+
+
+async def test_a_connection_that_is_full_begins_the_slow_way():
+    cycle = Cycle()
+    cycle.flow.write_paused = True
+
+    async def told() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+
+    sent = await opened(told(), StreamLimits(60, 60), cycle)
+    assert not cycle.written and [m.get("body") for m in sent] == [None, b"data: 1\n\n", b""]
+    assert (b"x-request-id", b"r") in sent[0]["headers"]
