@@ -30,9 +30,7 @@ from twinflow.rpc.v1 import engine_pb2_grpc as rpc
 log = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 2.0  # between dials
-VIEW_WAIT_S = (
-    0.002  # so that tokens of the same message are out by then: the events of a long prompt take a millisecond
-)
+VIEW_WAIT_S = 0.002  # tokens of the same message are out by then; the events of a long prompt take a millisecond
 
 Out = Outbox[pb.RouterMessage]
 Messages = AsyncIterator[pb.WorkerMessage]
