@@ -99,6 +99,7 @@ class Client:
             self.leave()
 
     def unwatch(self) -> None:
+        self._task = None
         self._watchers.discard(self)
 
     def leave(self) -> None:
@@ -162,3 +163,9 @@ class Connection(HttpToolsProtocol):
 def client_of(scope: MutableMapping[str, Any]) -> Client | None:
     found: Client | None = scope.get(CLIENT)
     return found
+
+
+def forget_client(scope: MutableMapping[str, Any]) -> None:
+    """Once the request is over: its client holds the scope, and what holds itself waits for the collector, the request's body and
+    all."""
+    scope.pop(CLIENT, None)

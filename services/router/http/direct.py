@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.router.http.client import forget_client
 from twinflow.contracts.errors import TwinflowError
 
 log = logging.getLogger(__name__)
@@ -37,12 +38,15 @@ class Direct:
         endpoint = None
         if scope["type"] == "http" and scope["method"] == "POST":
             endpoint = self._endpoints.get(scope["path"])
-        if endpoint is None:
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        response = await self._respond(request, endpoint)
-        await response(scope, receive, send)
+        try:
+            if endpoint is None:
+                await self._app(scope, receive, send)
+                return
+            request = Request(scope, receive)
+            response = await self._respond(request, endpoint)
+            await response(scope, receive, send)
+        finally:
+            forget_client(scope)
 
     async def _respond(self, request: Request, endpoint: Endpoint) -> Response:
         try:

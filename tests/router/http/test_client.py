@@ -1,6 +1,7 @@
 """A client that leaves, past ASGI: whoever works for it is cancelled, and only then."""
 
 import asyncio
+import gc
 import json
 from types import SimpleNamespace
 
@@ -100,3 +101,30 @@ async def test_two_requests_in_one_go_and_then_gone(model_folder, caplog):
         await until(lambda: bool(worker.cancels), within_s=5)
         await until(lambda: not c.router.generator.running)
     assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
+async def test_a_request_leaves_nothing_to_the_collector(model_folder):
+    """What holds itself is kept until it looks, the body too; and the longer a stream was, the later that is."""
+    async with running(model_folder) as c:
+        await c.add(FakeWorker("toy", "d0"))
+
+        async def ask(path: str, **fields: object) -> None:
+            body = {"model": "toy", "max_tokens": 4} | fields
+            assert (await c.http.post(f"/{path}", json=body)).status_code in (200, 400)
+
+        def kept() -> int:
+            return sum(isinstance(o, Client) for o in gc.get_objects())
+
+        await ask("v1/completions", prompt="hi", stream=True)
+        gc.collect()
+        gc.disable()
+        try:
+            before = kept()
+            for _ in range(5):
+                await ask("v1/completions", prompt="hi", stream=True)
+                await ask("v1/completions", prompt="hi")
+                await ask("v1/completions", prompt=[], stream=True)  # refused
+                await ask("tokenize", prompt="hi")  # by the framework
+            assert kept() <= before + 2, "but for the last one of a connection"
+        finally:
+            gc.enable()
