@@ -328,6 +328,7 @@ async def measure(target: Target, names: Sequence[str], long_chars: int, args: a
         await ttft(target, SHORT_CHARS, "short", 100, args.seconds)
         await ttft(target, long_chars, "8k tokens", args.long_rate, args.seconds)
         if target.tokenises:
+            await ttft(target, SHORT_CHARS, "short, as token ids", 100, args.seconds)
             await ttft(target, long_chars, "8k token ids", 100, args.seconds)
     if "paced" in names:
         await paced(target, args.rounds)
