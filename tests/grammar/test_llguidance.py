@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from tests.grammar.conftest import EOS, VOCAB, Write, allowed, grammar
 from twinflow.contracts.errors import BadRequest, ModelError
+from twinflow.grammar import llguidance
 from twinflow.grammar.base import JSON_SPACE, TooComplex, words_of
 from twinflow.grammar.llguidance import MAX_TEXT_BYTES, LlguidanceCompiler
 
@@ -132,7 +133,6 @@ HEAVY = [
     ("long", "json_schema", json.dumps({"enum": ["x" * MAX_TEXT_BYTES]})),
     ("long-grammar", "grammar", 'start: "' + "x" * (1 << 16) + '"'),
     ("deep", "grammar", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000),
-    ("repeats", "regex", "a{2000000}"),
 ]
 
 
@@ -140,6 +140,15 @@ HEAVY = [
 def test_what_costs_too_much_is_refused(compiler: LlguidanceCompiler, kind: str, text: str) -> None:
     with pytest.raises(BadRequest, match=r"the\.field"):
         compiler.compile(grammar(kind, text, field="the.field"))
+
+
+def test_one_whose_first_mask_takes_too_long_is_refused(
+    compiler: LlguidanceCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This one takes a quarter of a second and more, others a thousandth of that."""
+    monkeypatch.setattr(llguidance, "MAX_MASK_S", 0.02)
+    with pytest.raises(BadRequest, match=r"the\.field: what may come next took"):
+        compiler.compile(grammar("regex", "a{2000000}", field="the.field"))
 
 
 def test_a_grammar_may_become_too_complex_later(compiler: LlguidanceCompiler) -> None:
