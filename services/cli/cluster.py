@@ -9,6 +9,7 @@ with Cluster(specs, base_url) as cluster:      # stops everything on the way out
 import contextlib
 import http.client
 import json
+import random
 import signal
 import socket
 import time
@@ -22,6 +23,7 @@ from typing import Any
 from services.cli.process import LineSink, Process, ProcessDied, ProcessSpec
 
 POLL_S = 0.1
+PORTS = range(20_000, 30_000)  # below those that Linux gives to whoever connects, 32,768 and up
 GRACE_S = 10.0  # per stage: a worker finishes its step and closes its engine within it
 
 
@@ -41,12 +43,21 @@ class NotReady(Exception):
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    sockets = [socket.create_server((host, 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Ports that were free a moment ago, all different. A worker listens seconds later, so none is of those that the kernel gives
+    to whoever connects meanwhile. Raises OSError where none is found."""
+    sockets: list[socket.socket] = []
+    try:
+        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+            if len(sockets) == count:
+                break
+            with contextlib.suppress(OSError):  # taken
+                sockets.append(socket.create_server((host, port)))
+        if len(sockets) < count:
+            raise OSError(f"{host} has {len(sockets)} free ports from {PORTS[0]} to {PORTS[-1]}, {count} are needed")
+        return [s.getsockname()[1] for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
 
 
 def get_json(base_url: str, path: str, timeout_s: float = 2.0) -> tuple[int, Any]:

@@ -1,6 +1,7 @@
 """The cluster helper against stub processes: readiness, a child's death, the order of stopping."""
 
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cli import cluster as cluster_module
 from services.cli.cluster import Cluster, ClusterPlan, NotReady, free_ports, get_json, stop_together, summary
 from services.cli.memory import memory_bytes
 from services.cli.process import Process, ProcessDied, ProcessSpec
@@ -179,6 +181,24 @@ def test_stop_together_shares_one_grace(stubs: Stubs) -> None:
 
 def test_free_ports_differ() -> None:
     assert len(set(free_ports(16))) == 16
+
+
+def test_free_ports_are_none_that_somebody_who_connects_gets() -> None:
+    """A worker listens seconds after its port was chosen; connections of others took it meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given = [socket.create_connection(server.getsockname()) for _ in range(50)]
+        lowest = min(s.getsockname()[1] for s in (server, *given))
+        for s in given:
+            s.close()
+    assert max(free_ports(200)) < lowest
+
+
+def test_a_taken_port_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        monkeypatch.setattr(cluster_module, "PORTS", range(taken, taken + 1))
+        with pytest.raises(OSError, match=f"0 free ports from {taken} to {taken}, 1 are needed"):
+            free_ports(1)
 
 
 @pytest.mark.parametrize(
