@@ -66,7 +66,8 @@ class NoDecodeWorker(NoCapacity):
 @fact(frozen=True, slots=True)
 class WorkerFacts:
     """One worker as seen for one prompt. Loads already include what this router has charged; `attention_tokens` and
-    `checkpoints` are this prompt's hits. `waiting_prompts` are not computed yet."""
+    `checkpoints` are this prompt's hits. `waiting_prompts` are not computed yet. `reads`: hand-offs of which `moving_bytes` are
+    still to pass its link, out of a prefill worker, into a decode worker."""
 
     record: WorkerRecord
     connected: bool
@@ -78,6 +79,8 @@ class WorkerFacts:
     attention_tokens: int = 0  # reach
     checkpoints: tuple[int, ...] = ()  # ascending; at least the deepest usable one
     rates: Rates = NO_RATES
+    reads: int = 0
+    moving_bytes: float = 0.0
 
     @property
     def hits(self) -> tuple[GroupHit, ...]:
@@ -131,13 +134,23 @@ class Crowd:
     queued: F64  # tokens of prompts
     waiting: F64  # prompts
     slots: F64  # 0 = unknown
+    reads: F64  # hand-offs
+    moving: F64  # bytes
 
     @classmethod
     def of(cls, facts: Sequence[WorkerFacts], reach: F64, usable: F64) -> "Crowd":
         rows = [
-            (w.active_requests, w.queued_prefill_tokens, w.waiting_prompts, w.record.load.total_slots) for w in facts
+            (
+                w.active_requests,
+                w.queued_prefill_tokens,
+                w.waiting_prompts,
+                w.record.load.total_slots,
+                w.reads,
+                w.moving_bytes,
+            )
+            for w in facts
         ]
-        return cls(tuple(facts), reach, usable, *np.array(rows, np.float64).reshape(len(rows), 4).T)
+        return cls(tuple(facts), reach, usable, *np.array(rows, np.float64).reshape(len(rows), 6).T)
 
     @classmethod
     def seen(cls, facts: Sequence[WorkerFacts], prompt_tokens: int, sight: "Sight") -> "Crowd":
@@ -151,7 +164,9 @@ class Crowd:
 
     def take(self, at: Sequence[int]) -> "Crowd":
         """Those workers, in that order."""
-        columns = (self.reach, self.usable, self.active, self.queued, self.waiting, self.slots)
+        columns = (
+            self.reach, self.usable, self.active, self.queued, self.waiting, self.slots, self.reads, self.moving
+        )  # fmt: skip
         return Crowd(tuple(self.facts[i] for i in at), *(c[list(at)] for c in columns))
 
 
@@ -232,7 +247,8 @@ class Policy:
     decode_bound_ms: float = 50.0  # a decode worker whose step takes so long computes no prompts
     others: float = 0.06  # of a millisecond that other streams lose, relative to one of this request's first token
     behind: float = 1.5  # of a millisecond that prompts behind this one wait
-    moved: float = 0.1  # of a millisecond for which a link is busy while the prompt is computed: others may wait for it
+    second: float = 0.3  # of a millisecond that the second token waits for what is read: the first does not
+    sharing: float = 0.2  # of a millisecond that other reads on the same link wait
 
 
 @fact(frozen=True, slots=True)

@@ -2,8 +2,11 @@
 
     remote(P, D)   wait       tokens queued at P / its rate
                    prefill    (N − usable_P) / P's rate for that length
+                   link       until what is on its way over the link of either has passed, beyond the wait at P
                    transfer   what D's attention does not reach yet, and one slot, over the link from P
-                   hidden     − most of what moves while P still computes; not all, since links are shared
+                   hidden     − what of these moves while P still computes
+                   second     − most of what is left of these three: a first token waits for none of it
+                   sharing    other reads over these links take longer by this one's; at an idle link a few may still come
                    slot       waiting for a slot of D, if all are taken
                    step       one step of D with one sequence more
                    streams    what D's streams lose by that sequence, for the length of a reply
@@ -30,7 +33,7 @@ LINK_BYTES_PER_S = 10e9
 BLOCK_BYTES_PER_TOKEN = 32_768
 SLOT_BYTES = 50 << 20
 
-SOON = 0.25  # prompts that will wait behind one at an idle worker
+SOON = 0.25  # prompts that will wait behind one at an idle worker, reads that will share an idle link
 NOISE = 1.5  # a factor between a worker's rate and that of all like it
 OBSERVATIONS = 5  # before a rate of its own counts: a worker that seems slow by mistake would be asked no more
 
@@ -50,9 +53,24 @@ class Cost:
         return decode_terms(workers, scene)
 
     def pair(self, decode: Crowd, prefill: Crowd, computed: Terms, scene: Scene) -> Terms:
-        blocks_ms, slot_ms = transfer_ms(decode, prefill, scene)
-        hidden = np.minimum(blocks_ms, computed["prefill"]) * (1 - scene.policy.moved) if len(prefill) else blocks_ms
-        return {"transfer": blocks_ms + slot_ms, "hidden": -hidden}
+        if not len(prefill):
+            return {}
+        policy, rate = scene.policy, link_rates(decode, prefill, scene)
+        block_bytes, slot_bytes = missing_bytes(decode, scene)
+        blocks_ms = 1e3 * block_bytes[:, None] / rate
+        moves_ms = blocks_ms + 1e3 * slot_bytes / rate
+        moving = np.maximum(decode.moving[:, None], prefill.moving)
+        link_ms = np.maximum(0.0, 1e3 * moving / rate - computed["wait"])
+        hidden_ms = np.minimum(link_ms + blocks_ms, computed["prefill"])
+        left_ms = link_ms + moves_ms - hidden_ms
+        reads = np.maximum(decode.reads[:, None], prefill.reads) + SOON
+        return {
+            "link": link_ms,
+            "transfer": moves_ms,
+            "hidden": -hidden_ms,
+            "second": (policy.second - 1) * left_ms,
+            "sharing": policy.sharing * reads * moves_ms,
+        }
 
     def local(self, decode: Crowd, own: Terms, scene: Scene) -> Terms:
         compute_ms = prefill_ms(decode, scene.request.prompt_tokens - decode.usable, scene)
@@ -94,8 +112,15 @@ def _lines(lines: Sequence[Line], xs: F64, observations: float = 0.0) -> F64:
     return np.where(n > observations, np.maximum(y / 2, y + slope * (xs - x)), np.nan)
 
 
-def transfer_ms(decode: Crowd, prefill: Crowd, scene: Scene) -> tuple[F64, F64]:
-    """(decode, prefill) of the blocks that the decode worker lacks, and of a slot."""
+def missing_bytes(decode: Crowd, scene: Scene) -> tuple[F64, float]:
+    """(decode,) of the blocks that each decode worker lacks, and of a slot."""
+    record = decode.facts[0].record  # sizes are the same for all of a layout
+    per_token = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
+    return np.maximum(0.0, scene.request.prompt_tokens - decode.reach) * per_token, record.slot_bytes or SLOT_BYTES
+
+
+def link_rates(decode: Crowd, prefill: Crowd, scene: Scene) -> F64:
+    """(decode, prefill) bytes per second."""
     shape = (len(decode), len(prefill))
     ids = [p.record.id for p in prefill.facts]
     own = np.full(shape, np.nan)
@@ -104,13 +129,9 @@ def transfer_ms(decode: Crowd, prefill: Crowd, scene: Scene) -> tuple[F64, F64]:
         if sum(reads.values()) >= OBSERVATIONS:
             mean = w.rates.link
             own[i] = [links[id] if reads.get(id, 0) >= OBSERVATIONS else mean for id in ids]
-    record = decode.facts[0].record  # sizes are the same for all of a layout
     fleet = np.full(shape, scene.fleets(decode)[0].link or np.nan)
     rate = unless_noise(own, fleet)
-    rate = np.where(np.isnan(rate), LINK_BYTES_PER_S, rate)
-    tokens = np.maximum(0.0, scene.request.prompt_tokens - decode.reach)[:, None]
-    per_token = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
-    return 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
+    return np.where(np.isnan(rate), LINK_BYTES_PER_S, rate)
 
 
 def _prefill_rates(workers: Crowd, tokens: F64, scene: Scene) -> tuple[F64, F64]:

@@ -283,9 +283,21 @@ class _Layout:
         rate = _unless_noise(own, like.fleet.link) or LINK_BYTES_PER_S
         tokens, record = max(0.0, self.tokens - d.reach), like.facts.record
         per_token = record.block_bytes / record.block_tokens if record.block_bytes else BLOCK_BYTES_PER_TOKEN
-        blocks_ms, slot_ms = 1e3 * tokens * per_token / rate, 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
-        hidden = min(blocks_ms, p.terms["prefill"]) * (1 - self.policy.moved)
-        return {"transfer": blocks_ms + slot_ms, "hidden": -hidden}
+        blocks_ms = 1e3 * (tokens * per_token) / rate
+        moves_ms = blocks_ms + 1e3 * (record.slot_bytes or SLOT_BYTES) / rate
+        into, out, wait_ms, prefill_ms = d.facts, p.facts, p.terms["wait"], p.terms["prefill"]
+        busy_ms = 1e3 * (into.moving_bytes if into.moving_bytes > out.moving_bytes else out.moving_bytes) / rate
+        link_ms = busy_ms - wait_ms if busy_ms > wait_ms else 0.0
+        hidden_ms = link_ms + blocks_ms if link_ms + blocks_ms < prefill_ms else prefill_ms
+        left_ms = link_ms + moves_ms - hidden_ms
+        sharing = self.policy.sharing * ((into.reads if into.reads > out.reads else out.reads) + SOON)
+        return {
+            "link": link_ms,
+            "transfer": moves_ms,
+            "hidden": -hidden_ms,
+            "second": (self.policy.second - 1) * left_ms,
+            "sharing": sharing * moves_ms,
+        }
 
 
 def _prefill_ms(w: _Worker, tokens: float) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 WAITING = ("wait", "slot")  # for others
-WORKING = ("prefill", "transfer", "hidden", "step")
+WORKING = ("prefill", "step")  # it waits for nothing that is read
 ALL = (*WAITING, *WORKING)
 
 

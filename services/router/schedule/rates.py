@@ -12,6 +12,10 @@ from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Pace
 
 NEWEST = 0.1  # weight of a new observation once there are ten
+FASTER, SLOWER = (
+    0.5,
+    0.02,
+)  # weight of a read that went faster than known, and slower: then others may have shared the link
 MIN_LENGTH = 64  # tokens; shorter prompts count as this long
 MAX_MIXED_STEPS = 4  # in an interval from which a rate of prefill beside decode is learnt
 SLOPE_PRIOR = 0.01  # share by which one more sequence slows a step down, as long as nothing better is known
@@ -80,7 +84,7 @@ class Line:
 
 @fact(frozen=True, slots=True)
 class Rates:
-    """Of one worker, or of all together. `links`: bytes per second by the worker that is read from."""
+    """Of one worker, or of all together. `links`: bytes per second by the worker that is read from, of reads alone on a link."""
 
     prefill: Curve = field(default_factory=Curve)  # tokens per second by tokens to compute
     step: Line = field(default_factory=Line)  # seconds of a decode step by sequences
@@ -104,11 +108,12 @@ class Rates:
         """A hand-off has ended."""
         if not stats.bytes_moved or stats.transfer_s <= 0:
             return self
-        rate, known = stats.bytes_moved / stats.transfer_s, self.links.get(stats.prefill_worker)
-        mean = rate if known is None else known + NEWEST * (rate - known)
-        reads = self.reads.get(stats.prefill_worker, 0) + 1
-        peer = stats.prefill_worker
-        return replace(self, links={**self.links, peer: mean}, reads={**self.reads, peer: reads})
+        peer, rate = stats.prefill_worker, stats.bytes_moved / stats.transfer_s
+        known = self.links.get(peer, rate)
+        learnt = known + (FASTER if rate > known else SLOWER) * (rate - known)
+        return replace(
+            self, links={**self.links, peer: learnt}, reads={**self.reads, peer: self.reads.get(peer, 0) + 1}
+        )
 
     @property
     def link(self) -> float | None:

@@ -15,6 +15,7 @@ from services.router.view.charges import Charges
 from services.router.view.feed import Feed
 from services.router.view.index import HitIndex, Holdings, expected_states
 from services.router.view.prompt import PromptKeys, ReplyKeys
+from services.router.view.traffic import Traffic
 from twinflow.contracts.events import CacheEvent
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Load, Role, WorkerRecord
@@ -41,6 +42,7 @@ class _Worker:
     feed: Feed
     connected: bool = False
     charges: Charges = field(default_factory=Charges)
+    traffic: Traffic = field(default_factory=Traffic)
     rates: Rates = NO_RATES
     heard_s: float = 0.0  # of the last load
     engine_silent_s: float = 0.0  # as its front said last
@@ -148,7 +150,7 @@ class View:
 
     def charge(self, request_id: str, choice: Choice, prompt: PromptKeys | None = None) -> None:
         """The decode worker runs one more; whoever prefills has that much more to compute, and will hold the prompt's blocks
-        (so will the decode worker, which receives them)."""
+        (so will the decode worker, which receives them: over the links of both)."""
         charged: list[_Worker] = []
         prefill = decode = self._workers.get(choice.decode.key)
         if decode is not None:
@@ -166,6 +168,8 @@ class View:
             worker.facts = None
             if prompt is None:
                 continue
+            if choice.kind is REMOTE:
+                worker.traffic.hand_off(choice, prompt.tokens, now)
             if prompt.tokens <= SHORT_TOKENS:
                 self._expect(worker, worker.feed, choice, prompt, worker is prefill, now)
             else:
@@ -250,14 +254,15 @@ class View:
     def _facts(self, worker: _Worker, found: Holdings | None, detail: bool, now_s: float) -> WorkerFacts:
         load, charges, column = worker.record.load, worker.charges, worker.feed.column
         stalled = self._stalled_s(worker, now_s) > 0
+        moving_bytes = worker.traffic.left_bytes(now_s) if worker.traffic.reads else 0.0
         reach = 0
         checkpoints: tuple[int, ...] = ()
         if found is not None and column is not None and found.reach[column]:
             reach = int(found.reach[column])
             deepest = int(found.deepest[column])
             checkpoints = found.checkpoints(column) if detail else (deepest,) if deepest else ()
-        elif worker.facts is not None and worker.facts.stalled == stalled:
-            return worker.facts
+        elif (known := worker.facts) is not None and known.stalled == stalled and known.moving_bytes == moving_bytes:
+            return known
         waiting = charges.waiting_prompts
         facts = WorkerFacts(  # by place: names of ten arguments cost as much as the object
             worker.record,
@@ -270,6 +275,8 @@ class View:
             reach,
             checkpoints,
             worker.rates,
+            worker.traffic.reads,
+            moving_bytes,
         )
         if not reach:
             worker.facts = facts

@@ -24,18 +24,19 @@ RATES = Rates(
 
 
 def scene(n: int = 10_000, behind: float = 0.0, **policy: object) -> Scene:
-    values = {"others": 0.5, "behind": 1.0, "moved": 0.1, "local_max_tokens": 2048, **policy}
+    values = {"others": 0.5, "behind": 1.0, "second": 1.0, "sharing": 0.0, "local_max_tokens": 2048, **policy}
     return Scene(RouteRequest("m", n, 100, 0), policy_named("cost", **values), {}, 100.0, behind)
 
 
 def known(
     id: str, role=None, reach: int = 0, usable: int = 0, slots: int = 64, waiting: int = 0, **facts: object
 ) -> Crowd:
+    seen = {name: facts.pop(name) for name in ("reads", "moving_bytes") if name in facts}
     made = worker(id, role, **facts) if role is not None else worker(id, **facts)
     record = dataclasses.replace(
         made.record, load=Load(total_slots=slots), block_tokens=100, block_bytes=10**6, slot_bytes=5 * 10**7
     )
-    made = dataclasses.replace(made, record=record, rates=RATES, waiting_prompts=waiting)
+    made = dataclasses.replace(made, record=record, rates=RATES, waiting_prompts=waiting, **seen)
     return crowd(made, reach, usable)
 
 
@@ -55,16 +56,46 @@ def test_a_prefill_worker_waits_computes_and_holds_others_up() -> None:
     assert idle == {"wait": 0, "prefill": pytest.approx(600), "behind": pytest.approx(150)}
 
 
-def pair(decode: Crowd, prefill: Crowd, prefill_ms: float, where: Scene) -> dict[str, float]:
-    return of_one(COST.pair(decode, prefill, {"prefill": np.array([prefill_ms])}, where))
+def pair(decode: Crowd, prefill: Crowd, prefill_ms: float, where: Scene, wait_ms: float = 0.0) -> dict[str, float]:
+    computed = {"wait": np.array([wait_ms]), "prefill": np.array([prefill_ms])}
+    return of_one(COST.pair(decode, prefill, computed, where))
 
 
 def test_a_transfer_is_what_attention_lacks_and_one_slot_and_hides_behind_the_prompt() -> None:
     terms = pair(known("d", reach=4_000), known("p", P), 30.0, scene())
     assert terms["transfer"] == pytest.approx(60 + 50)  # 6,000 tokens of 10 kB, 50 MB, at 1 GB/s
-    assert terms["hidden"] == pytest.approx(-30 * 0.9)  # the link is busy meanwhile
+    assert terms["hidden"] == pytest.approx(-30)
     terms = pair(known("d", reach=9_000), known("p", P), 30.0, scene())
-    assert terms["transfer"] + terms["hidden"] == pytest.approx(50 + 0.1 * 10)
+    assert terms["transfer"] + terms["hidden"] == pytest.approx(50)
+
+
+@pytest.mark.parametrize("whose", ["d", "p"])
+def test_what_is_on_its_way_over_either_link_comes_first(whose: str) -> None:
+    """200 MB take 200 ms, of which the prompts before this one at P cover 50, and its own computing 100."""
+    facts = {"reads": 2, "moving_bytes": 2e8}
+    d, p = (known(id, role, **(facts if whose == id else {})) for id, role in (("d", Role.DECODE), ("p", P)))
+    terms = pair(d, p, 100.0, scene(), wait_ms=50.0)
+    assert terms["link"] == pytest.approx(150) and terms["transfer"] == pytest.approx(150)
+    assert terms["hidden"] == pytest.approx(-100) and terms["second"] == 0
+    assert pair(d, p, 100.0, scene(), wait_ms=900.0)["link"] == 0
+
+
+def test_a_wait_for_the_second_token_weighs_less() -> None:
+    terms = pair(known("d"), known("p", P), 30.0, scene(second=0.3))
+    assert sum(terms.values()) == pytest.approx(0.3 * (100 + 50 - 30))
+
+
+def test_reads_that_share_a_link_hold_each_other_up() -> None:
+    """150 ms more for each that is there; at an idle link a quarter of one may still come."""
+    d, p = known("d", reads=1, moving_bytes=1.0), known("p", P, reads=3, moving_bytes=1.0)
+    assert pair(d, p, 1e6, scene(sharing=0.2))["sharing"] == pytest.approx(0.2 * 3.25 * 150)
+    assert pair(known("d"), known("p", P), 1e6, scene(sharing=0.2))["sharing"] == pytest.approx(0.2 * 0.25 * 150)
+
+
+def test_of_two_decode_workers_the_one_whose_link_is_idle() -> None:
+    busy = dataclasses.replace(worker("d"), reads=5, moving_bytes=1e12)
+    for workers in ((busy, worker("e")), (worker("e"), busy)):
+        assert pick(*workers, worker("p", P), policy=policy_named("cost", local_max_tokens=0)).decode.id == "e"
 
 
 def test_an_unknown_pair_goes_by_the_others() -> None:

@@ -38,6 +38,7 @@ def worker(draw: Random, id: str, role: Role, n: int) -> WorkerFacts:
     return WorkerFacts(
         record, True, draw.choice([0, 0, 1, 3, 80]), draw.choice([0, 0, 300, 30_000]), draw.randrange(3),
         attention_tokens=reach, checkpoints=tuple(c for c in (64, 256, 960) if c <= reach), rates=rates(draw),
+        reads=draw.choice([0, 1, 7]), moving_bytes=draw.choice([0.0, 0.0, draw.uniform(1e6, 1e10)]),
     )  # fmt: skip
 
 
