@@ -16,7 +16,7 @@ FASTER, SLOWER = (
     0.5,
     0.02,
 )  # weight of a read that went faster than known, and slower: then others may have shared the link
-MIN_LENGTH = 64  # tokens; shorter prompts count as this long
+MIN_LENGTH = 64  # tokens; a shorter prompt takes as long as one of these
 MAX_MIXED_STEPS = 4  # in an interval from which a rate of prefill beside decode is learnt
 SLOPE_PRIOR = 0.01  # share by which one more sequence slows a step down, as long as nothing better is known
 SLOPE_WEIGHT = 200.0  # of that prior, in squared sequences of spread
@@ -100,8 +100,11 @@ class Rates:
         if prefill == 0:
             return Rates(self.prefill, self.step.learn(decode / steps, busy_s / steps), self.links, self.reads)
         if decode == 0 or steps <= MAX_MIXED_STEPS:
-            learnt = self.prefill.learn(computing_tokens or prefill, prefill / busy_s)
-            return Rates(learnt, self.step, self.links, self.reads)
+            length = computing_tokens or prefill
+            if length >= MIN_LENGTH:
+                return replace(self, prefill=self.prefill.learn(length, prefill / busy_s))
+            if computing_tokens:  # one; of several it is not known how many
+                return replace(self, prefill=self.prefill.learn(MIN_LENGTH, prefill / busy_s * MIN_LENGTH / length))
         return self
 
     def moved(self, stats: RequestStats) -> "Rates":

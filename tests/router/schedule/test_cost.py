@@ -142,6 +142,17 @@ def test_the_local_limit_is_where_both_cost_the_same() -> None:
     assert limit_of(d, 0.0, scene()) == 0
 
 
+def test_no_prompt_is_shorter_than_64_tokens() -> None:
+    """6.4 ms here, whatever it is: so either every short suffix is worth computing here, or none is."""
+    assert prefill_ms(known("d"), np.array([1.0]), scene()).item() == pytest.approx(6.4)
+    for tokens in (1, 60):
+        d = known("d", usable=10_000 - tokens)
+        local = COST.local(d, decode_terms(d, scene()), scene())
+        rest_ms = sum(local.values()) - 6.4
+        assert limit_of(d, rest_ms + 6.3, scene()) == 0
+        assert limit_of(d, rest_ms + 6.5, scene()) == pytest.approx(65, abs=1)
+
+
 @pytest.mark.parametrize(
     ("facts", "bound"),
     [({"active": 10}, False), ({"active": 600, "slots": 1000}, True), ({"active": 4, "slots": 4}, True)],

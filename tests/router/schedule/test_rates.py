@@ -58,6 +58,15 @@ def test_pace_is_read_by_what_ran() -> None:
     assert blurred == Rates()
 
 
+def test_a_short_prompt_takes_as_long_as_one_of_64_tokens() -> None:
+    """It is mostly a step's own time: 5 tokens in 32 ms say nothing of how long 50 would take, but that it is the same."""
+    start = Pace(steps=10, busy_s=1.0, prefill_tokens=1000, decode_tokens=500)
+    one = Rates().paced(start, Pace(11, 1.032, 1005, 500), computing_tokens=5)
+    assert one.prefill.at(50) == one.prefill.at(64) == pytest.approx(2000)
+    of_several = Rates().paced(start, Pace(14, 1.128, 1020, 500), computing_tokens=0)
+    assert of_several == Rates()
+
+
 @pytest.mark.parametrize(
     "after",
     [Pace(10, 1.0, 1000, 500), Pace(5, 0.5, 10, 10), Pace(11, 1.0, 1100, 500)],
