@@ -1,32 +1,38 @@
 """One point of `twinflow bench route` on real workers: does the simulation say of a policy what a cluster then does?
 
-    python -m benchmarks.route_real [--trace FILE] [--policies cost,round_robin] [--sessions N] [--turns N]
+    python -m benchmarks.route_real --trace FILE [--policies cost,round_robin] [--sessions N] [--turns N]
+    python -m benchmarks.route_real --trace FILE --address 127.0.0.1:8000 --model NAME --config FOLDER/config.json ...
 
 Two prefill and two decode workers of the shipped model on this machine's CPU, over NIXL, behind the real HTTP router, are asked
 what sessions of a trace ask, with lengths divided by `--divide`; every reply is forced to the token that the next turn expects.
 Then the same sessions run in the simulation, with the times of these workers: prompts of several lengths and replies, measured on
 the idle cluster before. Processes share the cores of this machine, which the simulation knows nothing of, so what is compared is
 the order of the policies and which tokens are hit, by group; beside it, what the router predicted and the workers then found.
+
+With `--address` a cluster is asked that runs already, of any size and model; its policy is its own, and the simulation is told
+what it is made of. Pause = the longest time between two tokens of a reply.
 """
 
 import argparse
 import http.client
+import itertools
 import json
 import statistics
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from services.cli.cluster import Cluster
-from services.cli.topology import ClusterSettings, plan, with_model_here
+from services.cli.topology import ClusterSettings, plan, size, with_model_here
 from services.router.bench.prompt import Run
 from services.router.bench.replay import Replay, Setup, prepare
-from services.router.bench.report import quantile, ttft_s
+from services.router.bench.report import quantile, tpot_s, ttft_s
 from services.router.bench.timing import Points, Timing
 from services.router.bench.trace import Session, Turn, read_trace
 from services.router.schedule.policies import policy_named
@@ -35,7 +41,6 @@ from twinflow.models.shape import describe_model
 
 MODEL, VOCABULARY, FIRST_TOKEN = "models/twinflow-tiny", 4096, 64
 LOCAL_MAX_TOKENS = 64
-CACHE_BYTES = 256 << 20
 READY_S = 300.0
 PROBES = (128, 512, 1024, 2048)  # tokens
 
@@ -44,20 +49,26 @@ PROBES = (128, 512, 1024, 2048)  # tokens
 class Answer:
     """Of one request: seconds, and what the router told in the end."""
 
-    session: int
-    turn: int
     ttft_s: float
     total_s: float
+    pause_s: float
+    reply_tokens: int
     told: dict[str, Any]
 
+    @property
+    def tpot_s(self) -> float:
+        return (self.total_s - self.ttft_s) / max(1, self.reply_tokens - 1)
 
-def scaled(sessions: Sequence[Session], divide: int, turns: int, limit: int) -> list[Session]:
+
+def scaled(
+    sessions: Sequence[Session], divide: int, turns: int, limit: int, vocabulary: int = VOCABULARY
+) -> list[Session]:
     """Shorter sessions whose runs are ids of the model's vocabulary, each of them one."""
     ids: dict[int, int] = {}
 
     def token(id: int) -> int:
         made = ids.setdefault(id, FIRST_TOKEN + len(ids))
-        if made >= VOCABULARY:
+        if made >= vocabulary:
             raise SystemExit("too many different blocks for the vocabulary: fewer --sessions or --turns")
         return made
 
@@ -80,8 +91,8 @@ class Client:
         url = urllib.parse.urlsplit(base_url)
         self._where, self._model = (url.hostname or "", url.port), model
 
-    def ask(self, runs: Sequence[Run], reply: Run) -> tuple[float, float, dict[str, Any]]:
-        """Seconds to the first token and to the end, and the router's own account. Raises RuntimeError on any error."""
+    def ask(self, runs: Sequence[Run], reply: Run) -> Answer:
+        """Raises RuntimeError on any error."""
         body = {
             "model": self._model,
             "prompt": [r.token_id for r in runs for _ in range(r.tokens)],
@@ -91,46 +102,47 @@ class Client:
             "logit_bias": {str(reply.token_id): 100},
             "stream": True,
         }
+        encoded = json.dumps(body)
         connection = http.client.HTTPConnection(*self._where, timeout=120)
         try:
             began_s = time.monotonic()
-            connection.request("POST", "/v1/completions", json.dumps(body), {"x-twinflow-stats": "1"})
+            connection.request("POST", "/v1/completions", encoded, {"x-twinflow-stats": "1"})
             response = connection.getresponse()
-            first_s = 0.0
-            told: dict[str, Any] = {}
+            at_s, told = [], b"{}"
             for line in response:
-                text = line.decode()
-                if not text.startswith("data: ") or text.startswith("data: [DONE]"):
-                    continue
-                chunk = json.loads(text.removeprefix("data: "))
-                if response.status != 200 or "error" in chunk:
-                    raise RuntimeError(f"HTTP {response.status}: {text}")
-                first_s = first_s or time.monotonic() - began_s
-                told = chunk.get("twinflow", told)
-            if not first_s:
+                if response.status != 200 or line.startswith(b'data: {"error"'):
+                    raise RuntimeError(f"HTTP {response.status}: {line.decode()}")
+                if line.startswith(b"data: {"):
+                    at_s.append(time.monotonic() - began_s)
+                    if b'"twinflow":' in line:
+                        told = line.removeprefix(b"data: ")
+            if not at_s:
                 raise RuntimeError(f"HTTP {response.status} without a token")
-            return first_s, time.monotonic() - began_s, told
+            pause_s = max((b - a for a, b in itertools.pairwise(at_s)), default=0.0)
+            return Answer(at_s[0], at_s[-1], pause_s, reply.tokens, json.loads(told)["twinflow"])
         finally:
             connection.close()
 
 
-def measured(client: Client) -> Timing:
+def measured(client: Client, probes: Sequence[int], vocabulary: int, link_bytes_per_s: float) -> Timing:
     """Prompts nobody has seen, one at a time, and replies of one stream and of four."""
     prefill: list[tuple[int, float]] = []
-    fresh = iter(range(VOCABULARY - 1, 0, -1))
-    for tokens in PROBES:
-        times = [client.ask([Run(next(fresh), tokens)], Run(FIRST_TOKEN, 1))[0] for _ in range(3)]
+    fresh = iter(range(vocabulary - 1, 0, -1))
+    for tokens in probes:
+        times = [client.ask([Run(next(fresh), tokens)], Run(FIRST_TOKEN, 1)).ttft_s for _ in range(3)]
         prefill.append((tokens, statistics.median(times)))
     steps = []
     for streams in (1, 4):
         prompts = [[Run(next(fresh), 64)] for _ in range(streams)]
         with ThreadPoolExecutor(streams) as pool:
-            asked = list(pool.map(lambda prompt: client.ask(prompt, Run(FIRST_TOKEN, 33)), prompts))
-        steps.append((max(1, streams // 2), statistics.median((total - first) / 32 for first, total, _ in asked)))
+            answers = list(pool.map(lambda prompt: client.ask(prompt, Run(FIRST_TOKEN, 33)), prompts))
+        steps.append((max(1, streams // 2), statistics.median(a.tpot_s for a in answers)))
     base: Points = ((0, prefill[0][1] / 2), *prefill)
     slope = max(0.0, steps[1][1] - steps[0][1])
     return Timing(
-        prefill=base, step=((0, steps[0][1]), (1, steps[0][1]), (2, steps[0][1] + slope)), link_bytes_per_s=1.3e9
+        prefill=base,
+        step=((0, steps[0][1]), (1, steps[0][1]), (2, steps[0][1] + slope)),
+        link_bytes_per_s=link_bytes_per_s,
     )
 
 
@@ -146,7 +158,7 @@ def drive(client: Client, sessions: Sequence[Session], starts_s: Sequence[float]
                 time.sleep(turn.delay_s * stretch)
             runs += turn.new
             reply = Run(turn.reply_id, turn.reply_tokens)
-            answers.append(Answer(number, k, *client.ask(runs, reply)))
+            answers.append(client.ask(runs, reply))
             runs.append(reply)
 
     with ThreadPoolExecutor(len(sessions)) as pool:
@@ -154,32 +166,50 @@ def drive(client: Client, sessions: Sequence[Session], starts_s: Sequence[float]
     return answers
 
 
-def sized(setup: Setup) -> Setup:
+def sized(setup: Setup, config: Path, dtype: str) -> Setup:
     """With the sizes of the model's own layout."""
-    layout = describe_model(read_json(Path(MODEL) / "config.json"), dtype="float32").layout
+    layout = describe_model(read_json(config), dtype=dtype).layout
     return replace(setup, token_bytes=layout.block_bytes // layout.block_tokens, slot_bytes=layout.slot_bytes)
 
 
-def cluster_of(policy: str, log_dir: Path) -> Cluster:
+def cluster_of(policy: str, setup: Setup, log_dir: Path) -> Cluster:
     settings = ClusterSettings(
-        MODEL, prefill=2, decode=2, port=0, dtype="float32", cache_bytes=CACHE_BYTES,
+        MODEL, prefill=setup.prefill, decode=setup.decode, port=0, dtype="float32", cache_bytes=setup.cache_bytes,
         extra=(("router", f"policy={policy}"), ("router", f"local-max-tokens={LOCAL_MAX_TOKENS}")),
     )  # fmt: skip
     return Cluster(plan(with_model_here(settings)), log_dir=log_dir)
 
 
-HEAD = f"{'':<28}{'TTFT p50':>9}{'p90':>7}{'P both':>9}{'D att.':>8}{'D both':>8}{'local':>7}"
+@contextmanager
+def asked_of(args: argparse.Namespace, policy: str, setup: Setup) -> Iterator[Client]:
+    """The cluster that runs already, or one for this policy."""
+    if args.address:
+        yield Client(f"http://{args.address}", args.model)
+        return
+    with tempfile.TemporaryDirectory() as folder, cluster_of(policy, setup, Path(folder)) as cluster:
+        cluster.start_all()
+        cluster.wait_ready(READY_S)
+        yield Client(cluster.base_url, Path(MODEL).name)
 
 
-def row(name: str, ttft: Sequence[float], told: Sequence[dict[str, Any]]) -> str:
-    """Shares of the prompt tokens."""
+HEAD = (
+    f"{'':<28}{'TTFT p50':>9}{'p90':>7}{'TPOT p90':>10}{'pause p50':>11}{'p90':>7}"
+    f"{'P both':>9}{'D att.':>8}{'D both':>8}{'local':>7}"
+)
+
+
+def row(
+    name: str, ttft: Sequence[float], tpot: Sequence[float], pauses: Sequence[float], told: Sequence[dict[str, Any]]
+) -> str:
+    """Milliseconds, and shares of the prompt tokens. The simulation does not know pauses."""
     tokens = sum(t["prompt_tokens"] for t in told)
     columns = ("prefill_resumed_tokens", "decode_attention_tokens", "decode_resumed_tokens")
     shares = [sum(t[c] for t in told) / tokens for c in columns]
     local = sum(t["route"] == "local" for t in told) / len(told)
+    paused = [f"{1e3 * quantile(pauses, q):.1f}" if pauses else "" for q in (0.5, 0.9)]
     return (
-        f"{name:<28}{1e3 * quantile(ttft, 0.5):9.0f}{1e3 * quantile(ttft, 0.9):7.0f}"
-        f"{shares[0]:9.1%}{shares[1]:8.1%}{shares[2]:8.1%}{local:7.1%}"
+        f"{name:<28}{1e3 * quantile(ttft, 0.5):9.0f}{1e3 * quantile(ttft, 0.9):7.0f}{1e3 * quantile(tpot, 0.9):10.1f}"
+        f"{paused[0]:>11}{paused[1]:>7}{shares[0]:9.1%}{shares[1]:8.1%}{shares[2]:8.1%}{local:7.1%}"
     )
 
 
@@ -194,22 +224,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--trace", type=Path, required=True)
-    add("--policies", default="cost,round_robin")
+    add("--policies", default="cost,round_robin", help="of a cluster that runs already: its own, one")
     add("--sessions", type=int, default=16)
     add("--turns", type=int, default=5, help="of each session at most")
     add("--divide", type=int, default=48, help="lengths by this")
-    add("--load", type=float, default=0.25, help="of both prefill workers, with all cores to themselves")
+    add("--load", type=float, default=0.25, help="of all prefill workers, with all cores to themselves")
+    add("--address", default="", help="HOST:PORT of a router that runs; then also:")
+    add("--model", default="", help="name that it serves")
+    add("--config", type=Path, default=Path(MODEL) / "config.json")
+    add("--dtype", default="float32")
+    add("--prefill", type=int, default=2)
+    add("--decode", type=int, default=2)
+    add("--cache-bytes", type=size, default=256 << 20)
+    add("--slots", type=int, default=16)
+    add("--local-max-tokens", type=int, default=LOCAL_MAX_TOKENS, help="of router and decode workers")
+    add("--vocabulary", type=int, default=VOCABULARY)
+    add("--longest", type=int, default=4000, help="tokens of a session at most")
+    add("--probes", default=",".join(map(str, PROBES)), help="lengths of prompts whose times are measured")
+    add("--link-gbytes-per-s", type=float, default=1.3)
     args = parser.parse_args()
-    sessions = scaled(read_trace(args.trace)[: args.sessions], args.divide, args.turns, limit=4000)
-    setup = sized(Setup(prefill=2, decode=2, cache_bytes=CACHE_BYTES, block_tokens=64, decode_slots=16, burst_s=1e9))
+    read = read_trace(args.trace)[: args.sessions]
+    sessions = scaled(read, args.divide, args.turns, args.longest, args.vocabulary)
+    made = Setup(
+        prefill=args.prefill, decode=args.decode, cache_bytes=args.cache_bytes, block_tokens=64, decode_slots=args.slots,
+        burst_s=1e9,
+    )  # fmt: skip
+    setup = sized(made, args.config, args.dtype)
     timing, starts_s, stretch = None, [0.0], 1.0
     for policy in args.policies.split(","):
-        with tempfile.TemporaryDirectory() as folder, cluster_of(policy, Path(folder)) as cluster:
-            cluster.start_all()
-            cluster.wait_ready(READY_S)
-            client = Client(cluster.base_url, Path(MODEL).name)
+        with asked_of(args, policy, setup) as client:
             if timing is None:  # of the first cluster, for all policies
-                timing = measured(client)
+                probes = [int(n) for n in args.probes.split(",")]
+                timing = measured(client, probes, args.vocabulary, args.link_gbytes_per_s * 1e9)
                 setup = replace(setup, timing=timing)
                 workload = prepare(sessions, setup)
                 span_s = workload.work_s / (args.load * setup.prefill)
@@ -220,13 +266,16 @@ def main() -> None:
                 print(f"{len(sessions)} sessions, {sum(len(s.turns) for s in sessions)} requests in {span_s:.0f} s")
                 print(HEAD, flush=True)
             answers = drive(client, sessions, starts_s, stretch)
-            print(row(f"{policy}, real", [a.ttft_s for a in answers], [a.told for a in answers]), flush=True)
+            times = [[getattr(a, name) for a in answers] for name in ("ttft_s", "tpot_s", "pause_s")]
+            print(row(f"{policy}, real", *times, [a.told for a in answers]), flush=True)
             print(f"{'':<28}{errors(answers)}")
-        chosen = policy_named(policy, local_max_tokens=LOCAL_MAX_TOKENS)
+        chosen = policy_named(policy, local_max_tokens=args.local_max_tokens)
         replay = Replay(workload, setup, chosen, args.load)
         replay.run()
-        asked = replay.asked
-        print(row(f"{policy}, simulated", [ttft_s(a) for a in asked], [asdict(a.stats) for a in asked]), flush=True)
+        asked, stats = replay.asked, [asdict(a.stats) for a in replay.asked]
+        print(
+            row(f"{policy}, simulated", [ttft_s(a) for a in asked], [tpot_s(a) for a in asked], [], stats), flush=True
+        )
 
 
 if __name__ == "__main__":
