@@ -93,16 +93,17 @@ class Client:
 
     def ask(self, runs: Sequence[Run], reply: Run) -> Answer:
         """Raises RuntimeError on any error."""
+        ids = "".join(f"{r.token_id}," * r.tokens for r in runs)  # as lists they would hold the other streams up
         body = {
             "model": self._model,
-            "prompt": [r.token_id for r in runs for _ in range(r.tokens)],
+            "prompt": "IDS",
             "max_tokens": reply.tokens,
             "temperature": 0,
             "ignore_eos": True,
             "logit_bias": {str(reply.token_id): 100},
             "stream": True,
         }
-        encoded = json.dumps(body)
+        encoded = json.dumps(body).replace('"IDS"', f"[{ids[:-1]}]")
         connection = http.client.HTTPConnection(*self._where, timeout=120)
         try:
             began_s = time.monotonic()
@@ -214,10 +215,10 @@ def row(
 
 
 def errors(answers: Sequence[Answer]) -> str:
-    """What the router said before, less what the workers found."""
-    reach = [a.told["predicted"]["decode_attention_tokens"] - a.told["decode_attention_tokens"] for a in answers]
-    exact = sum(e == 0 for e in reach) / len(reach)
-    return f"{exact:.0%} of the predicted decode hits exact, the others off by {statistics.fmean(map(abs, reach)):.0f} tokens"
+    """What the router said before, less what the workers found: a reply's last token may be held or not."""
+    off = [abs(a.told["predicted"]["decode_attention_tokens"] - a.told["decode_attention_tokens"]) for a in answers]
+    right = sum(tokens <= 1 for tokens in off) / len(off)
+    return f"{right:.0%} of the predicted decode hits right to a token; off by {statistics.fmean(off):.0f} on average"
 
 
 def main() -> None:
@@ -260,7 +261,9 @@ def main() -> None:
                 workload = prepare(sessions, setup)
                 span_s = workload.work_s / (args.load * setup.prefill)
                 stretch = span_s / workload.span_s
-                starts_s = [stretch * (s.start_s - sessions[0].start_s) for s in sessions]
+                begins = [s.start_s for s in sessions]
+                first_s, last_s = min(begins), max(begins)
+                starts_s = [span_s * (s - first_s) / max(1e-9, last_s - first_s) for s in begins]  # as `Replay.run`
                 print("prompt ms: " + ", ".join(f"{n} {1e3 * s:.0f}" for n, s in timing.prefill[1:]), end="; ")
                 print("step ms: " + ", ".join(f"{n} {1e3 * s:.1f}" for n, s in timing.step[1:]))
                 print(f"{len(sessions)} sessions, {sum(len(s.turns) for s in sessions)} requests in {span_s:.0f} s")
