@@ -4,7 +4,8 @@
 
 What a reply must say is a function of its prompt (`router_sim.Script`), so every whole answer is compared token by token, those
 of slow clients and those that moved to another worker included. In the end nothing may be left: no request at a worker, none at
-the router, no connection; memory is told. A short form of this is in the tests.
+the router, no connection. Nor may memory grow by more than `--grows` with the answers of the second half; what an answer leaves
+behind shows there, the filling of caches and of the index before. A short form of this is in the tests.
 """
 
 import argparse
@@ -14,7 +15,9 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import uvloop
 
@@ -193,6 +196,14 @@ class Soak:
 # ---- on its own ----
 
 
+def growth(samples: Sequence[tuple[int, float]]) -> float:
+    """MiB per 1,000 answers in the second half of (answers, MiB): between the means of its two halves."""
+    quarter = max(1, len(samples) // 4)
+    third, last = samples[-2 * quarter : -quarter] or samples[:1], samples[-quarter:]
+    answers = fmean(n for n, _ in last) - fmean(n for n, _ in third)
+    return 1000 * (fmean(m for _, m in last) - fmean(m for _, m in third)) / answers if answers else 0.0
+
+
 def open_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -211,15 +222,15 @@ async def run(args: argparse.Namespace) -> int:
         before = open_files(router.pid)
         soak = Soak(plan, router.http, script, fleet)
         running, told = asyncio.create_task(soak.run()), 0
+        samples: list[tuple[int, float]] = []  # answers, MiB
         while not running.done():
             await asyncio.wait({running}, timeout=10)
             t = soak.tally
             for wrong in t.wrong[told:10]:
                 print("WRONG:", wrong, flush=True)
             told = len(t.wrong)
-            print(
-                f"{dict(t.ended)}, {t.kills} kills, {len(t.wrong)} wrong, {memory_mib(router.pid):.0f} MiB", flush=True
-            )
+            samples.append((t.ended.total(), memory_mib(router.pid)))
+            print(f"{dict(t.ended)}, {t.kills} kills, {len(t.wrong)} wrong, {samples[-1][1]:.0f} MiB", flush=True)
         tally = await running
         await asyncio.sleep(3)
         page = await connect(router.http, keep=True)
@@ -231,7 +242,9 @@ async def run(args: argparse.Namespace) -> int:
         )
         print(f"longest gap of an answer: p50 {percentile(tally.gaps_s, 0.5):.2f} s, p99 {percentile(tally.gaps_s, 0.99):.2f} s, "
               f"longest of all {max(tally.gaps_s, default=0):.2f} s")  # fmt: skip
-        return 1 if tally.wrong or fleet.running else 0
+        grows = growth(samples)
+        print(f"memory: {grows:+.2f} MiB per 1,000 answers in the second half, at most {args.grows:g} allowed")
+        return 1 if tally.wrong or fleet.running or grows > args.grows else 0
     finally:
         await fleet.stop()
         router.stop()
@@ -248,6 +261,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=200, help="a reply survives two kills, so that many steps should take "
                         "less than three times as long as between two")  # fmt: skip
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--grows", type=float, default=1.0, help="MiB per 1,000 answers")
     return uvloop.run(run(parser.parse_args()))
 
 

@@ -12,10 +12,8 @@ from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Pace
 
 NEWEST = 0.1  # weight of a new observation once there are ten
-FASTER, SLOWER = (
-    0.5,
-    0.02,
-)  # weight of a read that went faster than known, and slower: then others may have shared the link
+FASTER = 0.5  # weight of a read that went faster than known
+SLOWER = 0.02  # and of a slower one: then others may have shared the link
 MIN_LENGTH = 64  # tokens; a shorter prompt takes as long as one of these
 MAX_MIXED_STEPS = 4  # in an interval from which a rate of prefill beside decode is learnt
 SLOPE_PRIOR = 0.01  # share by which one more sequence slows a step down, as long as nothing better is known
