@@ -151,7 +151,7 @@ class Generator:
                     finally:
                         attempt.end()
                 except TwinflowError as e:
-                    failure = e
+                    failure = e.with_traceback(None)  # else this frame and the error hold each other
                     recovery.failed(e, choice.decode.key)
                     self._note_move(e, choice, outcome)
             result = "ok"
@@ -285,7 +285,7 @@ class _Attempt:
     def failed(self, error: TwinflowError) -> None:
         self._broke = is_fault(error)
         if isinstance(error, WorkerLost):  # one fault, whatever was inside, and of whom it is
-            self._broke, error.counted = error.culprit is None and not error.counted, True
+            self._broke, error.loss.counted = error.culprit is None and not error.loss.counted, True
 
     def end(self) -> None:
         prompt, choice, outcome, reply = self._prompt, self._choice, self._outcome, self._reply

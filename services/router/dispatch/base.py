@@ -1,13 +1,22 @@
 """What dispatch adds to the error tree. All are the router's own: they never cross a session."""
 
+from dataclasses import dataclass
+
 from twinflow.contracts.errors import HandoffFailed, TwinflowError
 
 Key = tuple[str, str]  # worker id, incarnation
 
 
+@dataclass(slots=True)
+class Loss:
+    """One worker's, with all the requests inside. `counted` is set by the first that has told whoever keeps account of faults."""
+
+    counted: bool = False
+
+
 class WorkerLost(HandoffFailed):
-    """A worker was lost with the request inside: its session ended, or it makes no steps any more. All requests inside get the
-    same one; `counted` is set by the first that has told whoever keeps account of faults."""
+    """A worker was lost with the request inside: its session ended, or it makes no steps any more. Each request inside gets a copy
+    of its own; their `loss` is the same one."""
 
     reason = "worker_lost"
 
@@ -15,7 +24,7 @@ class WorkerLost(HandoffFailed):
         """`culprit` if it is another worker than the one that was asked."""
         super().__init__(message, param=param)
         self.culprit = culprit
-        self.counted = False
+        self.loss = Loss()
 
 
 class Untold(TwinflowError):

@@ -8,6 +8,7 @@ worker is registered.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 from grpc import aio
@@ -86,7 +87,7 @@ class WorkerLink:
         for stream in list(self._streams.values()):
             if prefill is None or (stream.prefill == prefill and not stream.went_on):
                 stream.cancel()
-                stream.fail(error)
+                stream.fail(copy(error))  # one that many tasks raise holds what all of them ran
 
     async def run(self) -> None:
         pause_s, last_problem = 0.1, ""

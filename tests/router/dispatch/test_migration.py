@@ -1,12 +1,14 @@
 """A reply that has begun goes on at another worker: no token twice, none missing, whatever fails and however."""
 
 import asyncio
+import gc
 import json
 import time
 from typing import Any
 
 import pytest
 
+from services.router.dispatch.recovery import Recovery
 from tests.router.conftest import Cluster, running, until
 from tests.router.fake_worker import FakeWorker, echo
 from twinflow.contracts.errors import Internal, NoCapacity
@@ -111,6 +113,27 @@ async def test_a_lost_session_is_one_fault_whatever_was_inside(model_folder):
         first.gate.set()
         assert {(await task).status_code for task in inside} == {200}
         assert not c.router.view.breakers.open()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_what_moved_leaves_nothing_to_the_collector(model_folder, stream):
+    """One error that all of a lost worker's requests raised held the frames of every one of them."""
+    async with running(model_folder) as c:
+        first = await dying(c, "d0", after=2)
+        first.gate = asyncio.Event()
+        inside = [asyncio.create_task(c.complete(max_tokens=4, stream=stream)) for _ in range(8)]
+        await until(lambda: len(first.submits) == 8)
+        await c.add(FakeWorker("toy", "d1"))
+        gc.collect()
+        gc.disable()
+        try:
+            first.gate.set()
+            assert {(await task).status_code for task in inside} == {200}
+            await until(lambda: not c.router.generator.running)
+            kept = [o for o in gc.get_objects() if isinstance(o, Recovery)]
+        finally:
+            gc.enable()
+        assert len(kept) <= 1, "but for the last one of a connection"
 
 
 @pytest.mark.parametrize("error", [Internal("it broke"), NoCapacity("no memory")], ids=lambda e: e.reason)
