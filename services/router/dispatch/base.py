@@ -15,8 +15,8 @@ class Loss:
 
 
 class WorkerLost(HandoffFailed):
-    """A worker was lost with the request inside: its session ended, or it makes no steps any more. Each request inside gets a copy
-    of its own; their `loss` is the same one."""
+    """A worker was lost with the request inside: its session ended, or it makes no steps any more. Each request inside gets a
+    copy of its own; their `loss` is the same one."""
 
     reason = "worker_lost"
 
