@@ -18,12 +18,12 @@ The two sides save different things: a prefill worker what `usable_tokens` spare
 attention already reaches; the final state moves whatever it holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from services.router.schedule.base import F64, Bools, Crowd, Scene, Terms
-from services.router.schedule.rates import MIN_LENGTH, Line
+from services.router.schedule.rates import Line, counted, uncounted
 
 # Used until anything was measured, by anybody. Of the right order on a GPU; what matters is that they are equal for all.
 PREFILL_TOKENS_PER_S = 20_000.0
@@ -81,20 +81,24 @@ class Cost:
     def local_limit(self, decode: Crowd, local: Terms, remote: F64, bound: Bools, scene: Scene) -> F64:
         """Where both cost the same, if the time to compute the suffix is proportional to its length; none at all on a decode
         worker that is busy enough with decoding."""
-        suffix_tokens = np.maximum(scene.request.prompt_tokens - decode.usable, MIN_LENGTH)
+        suffix_tokens = _each(counted, scene.request.prompt_tokens - decode.usable)
         growing = local["prefill"] * (1 + scene.policy.others * decode.active)
         spare = remote - (sum(local.values()) - growing)
-        even = np.trunc(suffix_tokens * spare / growing)
-        return np.where(bound | (even < MIN_LENGTH), 0.0, np.minimum(even, scene.policy.local_max_tokens))
+        even = np.trunc(_each(uncounted, suffix_tokens * spare / growing))
+        return np.where(bound, 0.0, np.clip(even, 0, scene.policy.local_max_tokens))
 
 
 def prefill_ms(workers: Crowd, tokens: F64, scene: Scene) -> F64:
     """To compute so many tokens of prompts on each worker."""
-    tokens = np.where(tokens > 0, np.maximum(tokens, MIN_LENGTH), 0.0)
+    tokens = np.where(tokens > 0, _each(counted, tokens), 0.0)
     own, like = _prefill_rates(workers, tokens, scene)
     rate = unless_noise(own, like)
     taken: F64 = 1e3 * tokens / np.where(np.isnan(rate), PREFILL_TOKENS_PER_S, rate)
     return taken
+
+
+def _each(function: Callable[[float], float], values: F64) -> F64:
+    return np.array([function(value) for value in values.tolist()], np.float64)
 
 
 def step_ms(workers: Crowd, sequences: F64, scene: Scene) -> F64:

@@ -37,7 +37,7 @@ from services.router.schedule.cost import (
 from services.router.schedule.limits import limit_tokens
 from services.router.schedule.options import DEFAULT_REPLY_TOKENS, MAX_CANDIDATES
 from services.router.schedule.pick import least
-from services.router.schedule.rates import MIN_LENGTH, Line, Rates
+from services.router.schedule.rates import MIN_LENGTH, Line, Rates, counted, uncounted
 from twinflow.contracts.workers import BOTH, PREFILL
 
 FEW = 8
@@ -262,10 +262,8 @@ class _Layout:
             return terms, 0.0
         growing = compute_ms * (1 + policy.others * active)
         spare = seat.remote - (sum(terms.values()) - growing)
-        even = float(math.trunc((suffix_tokens if suffix_tokens > MIN_LENGTH else MIN_LENGTH) * spare / growing))
-        if even < MIN_LENGTH:
-            return terms, 0.0
-        return terms, even if even < policy.local_max_tokens else policy.local_max_tokens
+        even = float(math.trunc(uncounted(counted(suffix_tokens) * spare / growing)))
+        return terms, min(max(even, 0.0), policy.local_max_tokens)
 
     def _decode_terms(self, d: _Worker) -> tuple[Terms, bool]:
         active, slots, policy = d.facts.active_requests, d.facts.record.load.total_slots, self.policy
@@ -306,7 +304,7 @@ class _Layout:
 def _prefill_ms(w: _Worker, tokens: float) -> float:
     if tokens <= 0:
         return 0.0
-    tokens = tokens if tokens > MIN_LENGTH else MIN_LENGTH
+    tokens = tokens if tokens >= MIN_LENGTH else counted(tokens)
     rate = _unless_noise(w.facts.rates.prefill.at(tokens, OBSERVATIONS), w.fleet.prefill.at(tokens))
     return 1e3 * tokens / (PREFILL_TOKENS_PER_S if rate is None else rate)
 

@@ -14,11 +14,22 @@ from twinflow.contracts.workers import Pace
 NEWEST = 0.1  # weight of a new observation once there are ten
 FASTER = 0.5  # weight of a read that went faster than known
 SLOWER = 0.02  # and of a slower one: then others may have shared the link
-MIN_LENGTH = 64  # tokens; a shorter prompt takes as long as one of these
+MIN_LENGTH = 64  # tokens; a shorter prompt takes nearly as long as one of these
+SHORT_SHARE = 0.9  # of that time, however short
 MAX_MIXED_STEPS = 4  # in an interval from which a rate of prefill beside decode is learnt
 SLOPE_PRIOR = 0.01  # share by which one more sequence slows a step down, as long as nothing better is known
 SLOPE_WEIGHT = 200.0  # of that prior, in squared sequences of spread
 MEMORY = 0.98  # of a line, per observation
+
+
+def counted(tokens: float) -> float:
+    """Tokens that a prompt of at least one counts as."""
+    return tokens if tokens >= MIN_LENGTH else SHORT_SHARE * MIN_LENGTH + (1 - SHORT_SHARE) * tokens
+
+
+def uncounted(tokens: float) -> float:
+    """Of the longest prompt that counts as no more; below 0 none does."""
+    return tokens if tokens >= MIN_LENGTH else (tokens - SHORT_SHARE * MIN_LENGTH) / (1 - SHORT_SHARE)
 
 
 @fact(frozen=True, slots=True)
@@ -102,7 +113,8 @@ class Rates:
             if length >= MIN_LENGTH:
                 return replace(self, prefill=self.prefill.learn(length, prefill / busy_s))
             if computing_tokens:  # one; of several it is not known how many
-                return replace(self, prefill=self.prefill.learn(MIN_LENGTH, prefill / busy_s * MIN_LENGTH / length))
+                rate = prefill / busy_s * counted(length) / length
+                return replace(self, prefill=self.prefill.learn(MIN_LENGTH, rate))
         return self
 
     def moved(self, stats: RequestStats) -> "Rates":

@@ -142,15 +142,17 @@ def test_the_local_limit_is_where_both_cost_the_same() -> None:
     assert limit_of(d, 0.0, scene()) == 0
 
 
-def test_no_prompt_is_shorter_than_64_tokens() -> None:
-    """So either every short suffix is worth computing here, or none is."""
-    least_ms = prefill_ms(known("d"), np.array([64.0]), scene()).item()
-    assert prefill_ms(known("d"), np.array([1.0]), scene()).item() == least_ms > 0
+def test_short_prompts_take_nearly_the_same_and_the_shortest_is_best() -> None:
+    """So either every short suffix is worth computing here, or hardly any; and between equals a hit decides."""
+    one, half, whole = (prefill_ms(known("d"), np.array([n]), scene()).item() for n in (1.0, 32.0, 64.0))
+    assert one == pytest.approx(whole * (0.9 + 0.1 / 64)) and one < half < whole
     for tokens in (1, 60):
         d = known("d", usable=10_000 - tokens)
-        rest_ms = sum(COST.local(d, decode_terms(d, scene()), scene()).values()) - least_ms
-        assert limit_of(d, rest_ms + 0.95 * least_ms, scene()) == 0
-        assert 64 <= limit_of(d, rest_ms + 1.05 * least_ms, scene()) < 68
+        itself_ms = prefill_ms(d, np.array([float(tokens)]), scene()).item()
+        rest_ms = sum(of_one(COST.local(d, decode_terms(d, scene()), scene())).values()) - itself_ms
+        assert limit_of(d, rest_ms + 0.89 * whole, scene()) == 0
+        assert limit_of(d, rest_ms + 0.95 * whole, scene()) == pytest.approx(32, abs=1)
+        assert 64 <= limit_of(d, rest_ms + 1.05 * whole, scene()) < 68
 
 
 @pytest.mark.parametrize(

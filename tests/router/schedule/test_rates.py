@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.router.schedule.rates import Curve, Line, Rates
+from services.router.schedule.rates import Curve, Line, Rates, counted, uncounted
 from twinflow.contracts.requests import RequestStats
 from twinflow.contracts.workers import Pace
 
@@ -58,11 +58,19 @@ def test_pace_is_read_by_what_ran() -> None:
     assert blurred == Rates()
 
 
-def test_a_short_prompt_takes_as_long_as_one_of_64_tokens() -> None:
-    """It is mostly a step's own time: 5 tokens in 32 ms say nothing of how long 50 would take, but that it is the same."""
+@pytest.mark.parametrize("tokens", [1, 5, 63, 64, 65, 9000])
+def test_what_a_prompt_counts_as(tokens: int) -> None:
+    assert counted(tokens) == pytest.approx(max(tokens, 57.6 + 0.1 * tokens))
+    assert uncounted(counted(tokens)) == pytest.approx(tokens)
+    assert uncounted(50) < 0
+
+
+def test_a_short_prompt_takes_nearly_as_long_as_one_of_64_tokens() -> None:
+    """It is mostly a step's own time: 5 tokens in 32 ms say that 64 take little more."""
     start = Pace(steps=10, busy_s=1.0, prefill_tokens=1000, decode_tokens=500)
     one = Rates().paced(start, Pace(11, 1.032, 1005, 500), computing_tokens=5)
-    assert one.prefill.at(50) == one.prefill.at(64) == pytest.approx(2000)
+    rate = one.prefill.at(64)
+    assert rate is not None and 64 / rate == pytest.approx(0.032 * 64 / (0.9 * 64 + 0.5)) and one.prefill.at(5) == rate
     of_several = Rates().paced(start, Pace(14, 1.128, 1020, 500), computing_tokens=0)
     assert of_several == Rates()
 
