@@ -37,7 +37,7 @@ from services.router.schedule.cost import (
 from services.router.schedule.limits import limit_tokens
 from services.router.schedule.options import DEFAULT_REPLY_TOKENS, MAX_CANDIDATES
 from services.router.schedule.pick import least
-from services.router.schedule.rates import MIN_LENGTH, Line, Rates, counted, uncounted
+from services.router.schedule.rates import Line, Rates, counted, uncounted
 from twinflow.contracts.workers import BOTH, PREFILL
 
 FEW = 8
@@ -304,7 +304,7 @@ class _Layout:
 def _prefill_ms(w: _Worker, tokens: float) -> float:
     if tokens <= 0:
         return 0.0
-    tokens = tokens if tokens >= MIN_LENGTH else counted(tokens)
+    tokens = counted(tokens)
     rate = _unless_noise(w.facts.rates.prefill.at(tokens, OBSERVATIONS), w.fleet.prefill.at(tokens))
     return 1e3 * tokens / (PREFILL_TOKENS_PER_S if rate is None else rate)
 

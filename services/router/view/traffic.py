@@ -2,8 +2,8 @@
 worker.
 
 Nobody reports how far a read has come. It is charged like a prompt: its bytes begin to move when the prompt is computed, and go
-on evenly until the choice expects it to be over. So a link that several share drains as a whole about as fast as it really does,
-whichever of them is over first.
+on evenly until the choice expects it to be over, or its request ends. So a link that several share drains as a whole about as
+fast as it really does, whichever of them is over first.
 """
 
 from dataclasses import dataclass, field
@@ -23,14 +23,14 @@ class _Read:
 class Traffic:
     """Of one worker incarnation. Times are those of the view's clock."""
 
-    _reads: list[_Read] = field(default_factory=list)
+    _reads: dict[str, _Read] = field(default_factory=dict)  # by request
 
     @property
     def reads(self) -> int:
         """That are not over, as of the last time that somebody asked for what is left."""
         return len(self._reads)
 
-    def hand_off(self, choice: Choice, prompt_tokens: int, now_s: float) -> None:
+    def hand_off(self, request_id: str, choice: Choice, prompt_tokens: int, now_s: float) -> None:
         """Chosen just now. Counts for nothing where the policy's terms are no times (those that are name the link) or the record
         tells no sizes."""
         record, terms = choice.decode, choice.terms
@@ -40,11 +40,17 @@ class Traffic:
         begins_s = now_s + terms["wait"] / 1e3
         moves_ms = terms["prefill"] + terms["link"] + terms["transfer"] + terms["hidden"]
         if moves_ms > 0:
-            self._reads.append(_Read(max(0.0, missing) + record.slot_bytes, begins_s, begins_s + moves_ms / 1e3))
+            size_bytes = max(0.0, missing) + record.slot_bytes
+            self._reads[request_id] = _Read(size_bytes, begins_s, begins_s + moves_ms / 1e3)
+
+    def ended(self, request_id: str) -> None:
+        """Whatever came of it, nothing is read for it any more. Unknown ids are ignored."""
+        self._reads.pop(request_id, None)
 
     def left_bytes(self, now_s: float) -> float:
         """That have not arrived yet, those whose prompts still wait included."""
-        self._reads = [read for read in self._reads if read.ends_s > now_s]
+        self._reads = {id: read for id, read in self._reads.items() if read.ends_s > now_s}
         return sum(
-            read.size_bytes * min(1.0, (read.ends_s - now_s) / (read.ends_s - read.begins_s)) for read in self._reads
+            read.size_bytes * min(1.0, (read.ends_s - now_s) / (read.ends_s - read.begins_s))
+            for read in self._reads.values()
         )

@@ -169,7 +169,7 @@ class View:
             if prompt is None:
                 continue
             if choice.kind is REMOTE:
-                worker.traffic.hand_off(choice, prompt.tokens, now)
+                worker.traffic.hand_off(request_id, choice, prompt.tokens, now)
             if prompt.tokens <= SHORT_TOKENS:
                 self._expect(worker, worker.feed, choice, prompt, worker is prefill, now)
             else:
@@ -217,6 +217,7 @@ class View:
     def finished(self, request_id: str) -> None:
         for worker in self._charged.pop(request_id, ()):
             worker.charges.ended(request_id)
+            worker.traffic.ended(request_id)
             worker.facts = None
 
     # ---- facts go out ----

@@ -32,7 +32,7 @@ def _snapshot() -> Snapshot:
 
 def test_bytes_leave_evenly_from_when_the_prompt_is_computed() -> None:
     traffic = Traffic()
-    traffic.hand_off(choice(), 1000, now_s=7.0)
+    traffic.hand_off("1", choice(), 1000, now_s=7.0)
     whole = 60 * MB + 50 * MB  # 600 tokens and a slot, from 7.1 to 7.6
     for at_s, left in ((7.0, 1.0), (7.1, 1.0), (7.35, 0.5), (7.6, 0.0)):
         assert traffic.left_bytes(at_s) == pytest.approx(left * whole)
@@ -41,8 +41,8 @@ def test_bytes_leave_evenly_from_when_the_prompt_is_computed() -> None:
 
 def test_what_several_have_left_adds_up() -> None:
     traffic = Traffic()
-    traffic.hand_off(choice(wait=0.0), 1000, now_s=0.0)
-    traffic.hand_off(choice(wait=0.0, link=400.0), 1000, now_s=0.1)
+    traffic.hand_off("1", choice(wait=0.0), 1000, now_s=0.0)
+    traffic.hand_off("2", choice(wait=0.0, link=400.0), 1000, now_s=0.1)
     assert traffic.left_bytes(0.3) == pytest.approx(110 * MB * (0.4 + 7 / 9))
     assert traffic.reads == 2 and traffic.left_bytes(0.6) == pytest.approx(110 * MB * 4 / 9) and traffic.reads == 1
 
@@ -51,11 +51,12 @@ def test_what_several_have_left_adds_up() -> None:
 def test_terms_that_are_no_times_charge_no_link(policy: str) -> None:
     made = choose(_snapshot(), RouteRequest("m", 1000, 10, 0), policy_named(policy, local_max_tokens=0))
     traffic = Traffic()
-    traffic.hand_off(dataclasses.replace(made, decode=RECORD_OF_100), 1000, now_s=0.0)
+    traffic.hand_off("1", dataclasses.replace(made, decode=RECORD_OF_100), 1000, now_s=0.0)
     assert traffic.left_bytes(0.0) == 0
 
 
-def test_the_links_of_both_workers_are_charged_and_seen_until_it_is_over() -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["by its time", "with its request"])
+def test_the_links_of_both_workers_are_charged_and_seen_until_it_is_over(ends: bool) -> None:
     now = 50.0
     view = View(clock=lambda: now)
     sizes = {"block_bytes": 10**6, "slot_bytes": 10**6}
@@ -73,7 +74,10 @@ def test_the_links_of_both_workers_are_charged_and_seen_until_it_is_over() -> No
     moved = (1, pytest.approx(10**6 * (len(IDS) / RECORD.block_tokens + 1)))
     chosen = {made.decode.id, made.candidates[0].record.id}
     assert moving() == dict.fromkeys(chosen, moved)
-    now += 3600.0
+    if ends:
+        view.finished("1")  # cancelled, say
+    else:
+        now += 3600.0
     assert moving() == {}
 
 
